@@ -1,0 +1,1 @@
+"""The data plane: manager, slab server, disk server and the embedded cluster."""

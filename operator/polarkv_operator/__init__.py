@@ -1,0 +1,1 @@
+"""The Kubernetes operator: reconciles `PolarKVCluster` into managers and cache nodes."""
