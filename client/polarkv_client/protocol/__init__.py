@@ -1,0 +1,1 @@
+"""What travels between client, manager and cache nodes: frames, messages, grants."""

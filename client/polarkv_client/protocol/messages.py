@@ -1,0 +1,345 @@
+"""Every message, typed. Arrays on the wire: a newer peer appends fields with defaults, an older one ignores the rest.
+
+``keys`` fields are whole 32-byte keys one after the other (``keys.join_keys``). ``outcomes`` fields hold one byte a key, in
+the request's order. Times are milliseconds; a clock named ``manager`` is the manager's monotonic one.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Op(IntEnum):
+    """What a frame asks for. 1–29 client, 30–49 cache node, 50–69 commands to a disk or slab server, 70–79 slab's TCP."""
+
+    ATTACH = 1
+    BEGIN_STORE = 2
+    COMMIT_STORE = 3
+    ABORT_STORE = 4
+    ACQUIRE_READ = 5
+    RELEASE_READ = 6
+    MATCH_PREFIX = 7
+    EXISTS = 8
+    PREFETCH = 9
+    REPORT_DAMAGED = 10
+    LIST_NODES = 11
+
+    REGISTER = 30
+    HEARTBEAT = 31
+    REPORT_INVENTORY = 32
+    OPERATION_DONE = 33
+
+    OFFLOAD = 50
+    LOAD = 51
+    PURGE = 52
+    CARVE = 53
+
+    SLAB_READ = 70
+    SLAB_WRITE = 71
+    SLAB_ATTACH = 72
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+class Failure(_Message):
+    """Body of every frame whose status is not OK."""
+
+    text: str
+
+
+class Empty(_Message):
+    """No fields."""
+
+
+# Client and manager
+
+
+class NodeInfo(_Message):
+    """A cache node as clients see it. ``tcp`` and ``shm`` are endpoints (``tcp://…``, ``unix://…``) or empty."""
+
+    name: str
+    number: int
+    incarnation: int
+    state: str
+    tcp: str = ""
+    shm: str = ""
+    host_id: str = ""
+
+
+class Shard(_Message):
+    """Keys whose first byte is in ``first`` … ``last`` are the manager's at ``endpoint`` ('' = the one asked)."""
+
+    first: int
+    last: int
+    endpoint: str = ""
+
+
+class Attach(_Message):
+    """First message on every client connection."""
+
+    wire_min: int
+    wire_max: int
+    token: str
+    golden: bytes
+    client: str
+    host_id: str
+
+
+class Attached(_Message):
+    """Answer to :class:`Attach`."""
+
+    wire: int
+    epoch: int
+    session: int
+    tenant: str
+    tenant_number: int
+    golden: bytes
+    shards: list[Shard]
+    nodes: list[NodeInfo]
+    read_lease_ms: int
+    write_ticket_ms: int
+    max_payload_bytes: int
+
+
+class Keys(_Message):
+    """A batch of keys (match_prefix, exists)."""
+
+    keys: bytes
+
+
+class BeginStore(_Message):
+    """Ask for slots. ``lengths`` has one payload length a key, or a single one for all. Waits for space up to ``wait_ms``."""
+
+    keys: bytes
+    lengths: list[int]
+    wait_ms: int = 0
+
+
+class StoreGrants(_Message):
+    """Answer: ``outcomes`` are StoreOutcome; ``grants`` are signed, one a cache node; ``ticket`` 0 when none was granted."""
+
+    ticket: int
+    ticket_ms: int
+    outcomes: bytes
+    grants: list[bytes]
+
+
+class CommitStore(_Message):
+    """``checksums`` has one value a key. Keys of the ticket that are not named stay open until its deadline."""
+
+    ticket: int
+    keys: bytes
+    checksums: list[int]
+
+
+class Outcomes(_Message):
+    """One byte a key: CommitOutcome, Tier (match_prefix: only the matched prefix; exists: every key)."""
+
+    outcomes: bytes
+
+
+class AbortStore(_Message):
+    """Give the slots of these keys back."""
+
+    ticket: int
+    keys: bytes
+
+
+class AcquireRead(_Message):
+    """Ask for leases. With ``wait_ms`` the answer waits until a key that is Loading has come, or failed, at the latest then."""
+
+    keys: bytes
+    wait_ms: int = 0
+
+
+class ReadGrants(_Message):
+    """Answer: ``outcomes`` are ReadOutcome, ``tiers`` say where each granted key was found (DISK: it was loaded for this)."""
+
+    lease: int
+    lease_ms: int
+    outcomes: bytes
+    tiers: bytes
+    grants: list[bytes]
+
+
+class ReleaseRead(_Message):
+    """End a lease. ``clean`` false: a transfer may still be running somewhere; the slots are quarantined."""
+
+    lease: int
+    clean: bool = True
+
+
+class Prefetch(_Message):
+    """Ask that chunks on disk be brought to memory."""
+
+    keys: bytes
+
+
+class ReportDamaged(_Message):
+    """Chunks read under ``lease`` that did not match their checksum. Ends the lease."""
+
+    lease: int
+    keys: bytes
+
+
+class NodeList(_Message):
+    """Answer to LIST_NODES."""
+
+    nodes: list[NodeInfo]
+
+
+# Cache node and manager
+
+
+class Register(_Message):
+    """A slab server (``role`` "slab") or disk server ("disk") presents itself; the connection stays its command channel.
+
+    ``incarnation`` is the last one it had: 0 for a fresh slab; a disk server names its slab's. ``pool`` identifies the
+    memory it serves or has mapped: bytes moved count as local only when both roles name the same pool and host.
+    """
+
+    wire_min: int
+    wire_max: int
+    token: str
+    role: str
+    node: str
+    incarnation: int
+    pool: str
+    host_id: str
+    memory_bytes: int = 0
+    slab_bytes: int = 0
+    disk_bytes: int = 0
+    disk_used_bytes: int = 0
+    tcp: str = ""
+    shm: str = ""
+    fresh: bool = True
+
+
+class Registered(_Message):
+    """Answer. ``number`` and ``incarnation`` go into every later message. ``manager_now_ms`` sets the node's idea of the clock."""
+
+    wire: int
+    epoch: int
+    number: int
+    incarnation: int
+    manager_now_ms: int
+    heartbeat_ms: int
+    timeout_ms: int
+
+
+class Heartbeat(_Message):
+    """Sent every ``heartbeat_ms`` by both roles; ``counters`` are monotonic totals by metric name."""
+
+    number: int
+    incarnation: int
+    counters: dict[str, float]
+
+
+class HeartbeatAnswer(_Message):
+    """The manager's clock when it answered."""
+
+    manager_now_ms: int
+
+
+class InventoryItem(_Message):
+    """One valid header in memory (``offset_bytes`` ≥ 0) or one file on disk (-1)."""
+
+    key: bytes
+    length_bytes: int
+    checksum: int
+    tenant: int
+    offset_bytes: int = -1
+
+
+class ReportInventory(_Message):
+    """A part of what a node can prove that it holds; ``last`` ends the report of this role."""
+
+    number: int
+    incarnation: int
+    items: list[InventoryItem]
+    last: bool = False
+
+
+class OperationDone(_Message):
+    """A disk server finished a command. ``pool`` is the memory the bytes went to or came from; ``file_bytes`` as allocated."""
+
+    number: int
+    incarnation: int
+    operation: int
+    result: int
+    moved_bytes: int = 0
+    pool: str = ""
+    text: str = ""
+
+
+class OperationResult(IntEnum):
+    """How a disk command ended."""
+
+    OK = 0
+    NO_SPACE = 1
+    MISSING = 2
+    DAMAGED = 3
+    FAILED = 4
+
+
+class DiskCommand(_Message):
+    """OFFLOAD, LOAD or PURGE, sent by the manager on a disk server's connection (request id 0, no answer frame)."""
+
+    incarnation: int
+    operation: int
+    key: bytes
+    offset_bytes: int = -1
+    length_bytes: int = 0
+    checksum: int = 0
+    tenant: int = 0
+
+
+class Carve(_Message):
+    """Tells a slab server that the slab at ``base_bytes`` now has slots of ``stride_bytes`` (0: none)."""
+
+    incarnation: int
+    base_bytes: int
+    stride_bytes: int
+
+
+# Client and slab server, over TCP (a frame, then raw bytes) and over the Unix socket that hands out the memory
+
+
+class SlabRead(_Message):
+    """Ask for the extents of a signed grant at ``picks`` (their places in the grant).
+
+    Answer: an OK frame, then for each pick in order header and payload as raw bytes."""
+
+    grant: bytes
+    picks: list[int]
+
+
+class SlabWrite(_Message):
+    """Send chunks: after this frame, for each pick in order the payload as raw bytes, then its 8-byte little-endian checksum.
+
+    Answer, once all of it lies in memory: an OK frame with Empty."""
+
+    grant: bytes
+    picks: list[int]
+
+
+class SlabAttach(_Message):
+    """Over the Unix socket: hand out the memory's descriptor.
+
+    A client shows any grant it holds for this node's present incarnation; the paired disk server shows the node token."""
+
+    grant: bytes = b""
+    token: str = ""
+
+
+class SlabAttached(_Message):
+    """Answer; the descriptor travels as SCM_RIGHTS with it."""
+
+    pool: str
+    number: int
+    incarnation: int
+    memory_bytes: int
