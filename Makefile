@@ -1,10 +1,45 @@
 # Every target is documented by the text after its `##`; `make help` prints it.
 SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv
+.PHONY: help venv lint test test-model demo bench docs clean
+
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+# A suite joins by its folder.
+SUITES := $(wildcard tests/unit tests/tidy tests/contract tests/model tests/local)
+LOOSE := $(wildcard bench demo docs)
 
 help: ## List every target with one line
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: ## Build .venv: the project installed editable, with all that development needs
 	@scripts/venv.sh .venv dev
+
+lint: venv ## Check style, types, layers and that generated docs are fresh
+	.venv/bin/ruff check .
+	.venv/bin/mypy client dataplane operator
+	.venv/bin/mypy --allow-untyped-defs --allow-untyped-calls --allow-any-generics $(LOOSE)
+	.venv/bin/lint-imports --no-logo --cache-dir .import_linter_cache
+	$(PY) docs/generate.py --check
+
+test: lint ## Lint, then the unit, tidy, contract, model (fast) and local suites
+	@scripts/postgres.sh
+	$(PYTEST) -m "not deep" $(SUITES) $(ARGS)
+
+test-model: venv ## Search small worlds of the manager's core exhaustively, larger ones at random
+	$(PYTEST) tests/model $(ARGS)
+
+demo: ## Show prefix reuse on a real model and a trace replay, on this machine
+	@scripts/venv.sh .venv-demo demo
+	.venv-demo/bin/python demo/main.py $(ARGS)
+
+bench: venv ## Measure this machine's limits, this system and its peers in one run
+	$(PY) bench/main.py $(ARGS)
+
+docs: venv ## Write the docs that are generated from code
+	$(PY) docs/generate.py
+
+clean: ## Remove environments and caches of this clone (the user's cache directory stays)
+	rm -rf .venv .venv-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
