@@ -1,7 +1,8 @@
 """Write the docs that are generated from code, or check that they are fresh.
 
 Each file in ``docs/generators`` names what it writes (``OUTPUT``, a path from the repository's root) and has
-``render()``, which returns the whole text. With ``--check`` nothing is written, and a stale or missing file makes the exit code 1.
+``render()``, which returns the whole text. With ``--check`` nothing is written, and a stale or missing file makes the
+exit code 1.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""What every suite shares: a PostgreSQL server on demand, and a look at what a run leaves behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import postgres
+
+_databases = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[tuple[Path, Path]]:
+    """Run one private server for the session; yield (directory of its programs, directory of its socket)."""
+    binaries = postgres.find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server programs: install Debian's postgresql, or set POLARKV_POSTGRES_BIN")
+    with postgres.running_server(binaries) as socket_folder:
+        yield binaries, socket_folder
+
+
+@pytest.fixture
+def postgres_url(postgres_server: tuple[Path, Path]) -> str:
+    """Return the URL of a new, empty PostgreSQL database."""
+    return postgres.new_database(*postgres_server, f"test_{next(_databases)}")
+
+
+def orphans() -> list[psutil.Process]:
+    """Return the processes that tests started and did not end (Python's own resource tracker is not one)."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "resource_tracker" not in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that leaves processes behind, and end them."""
+    left = orphans()
+    for child in left:
+        command = " ".join(child.cmdline()) or child.name()
+        session.config.stash.setdefault(_LEFT, []).append(f"{child.pid} {command}")
+        child.kill()
+    psutil.wait_procs(left, timeout=10)
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the processes that were left behind."""
+    for line in config.stash.get(_LEFT, []):
+        terminalreporter.write_line(f"ERROR: a test left this process running: {line}", red=True)
