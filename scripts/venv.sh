@@ -28,10 +28,22 @@ uv=$(uv_bin "$python")
 say "building $venv ($extras)"
 rm -f "$venv/.polarkv-key"
 "$uv" venv --quiet --clear --python "$python" "$venv"
-install() {
-    VIRTUAL_ENV="$ROOT/$venv" "$uv" pip install --quiet --constraint constraints.txt "$@" --editable ".[$extras]"
+export VIRTUAL_ENV="$ROOT/$venv"
+
+install() { "$uv" pip install --quiet --constraint constraints.txt "$@"; }
+
+# The index's torch for x86-64 Linux brings 6 GB of CUDA libraries; a CPU build a fraction of that. Where one can be had is
+# found out by asking: a local wheel first (UV_FIND_LINKS), then PyTorch's own index, for a short time.
+install_cpu_torch() {
+    local torch
+    torch=$(grep -m1 '^torch==' constraints.txt)
+    install --offline "$torch+cpu" 2>/dev/null || install "$torch+cpu" 2>/dev/null \
+        || UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=0 install --torch-backend cpu "$torch" 2>/dev/null \
+        || say "no CPU build of ${torch%%==*} to be had here: installing the default one, which is large"
 }
+
+case ",$extras," in *,demo,*) install_cpu_torch ;; esac
 # First without the network: the cache usually has every pinned wheel. A failure there is no news, so it stays silent.
-install --offline 2>/dev/null || install
+install --offline --editable ".[$extras]" 2>/dev/null || install --editable ".[$extras]"
 printf '%s\n' "$key" >"$venv/.polarkv-key"
 say "$venv is ready"
