@@ -15,19 +15,24 @@ if command -v flock >/dev/null; then
     exec 9>"$CACHE/venv.lock"
     flock --wait 900 9 || fail "another environment has been building for 15 minutes; see who holds $CACHE/venv.lock"
 fi
-key=$({
+base=$({
     "$python" -c 'import sys; print(sys.version, sys.base_prefix)'
     printf '%s\n' "$ROOT/$venv" "$extras"
-    cat pyproject.toml constraints.txt
+    cat constraints.txt
 } | sha256sum | cut -d' ' -f1)
+key="$base $(sha256sum <pyproject.toml | cut -d' ' -f1)"
 if [[ $(cat "$venv/.polarkv-key" 2>/dev/null) == "$key" ]] && "$venv/bin/python" -c '' 2>/dev/null; then
     exit 0
 fi
 
 uv=$(uv_bin "$python")
 say "building $venv ($extras)"
-rm -f "$venv/.polarkv-key"
-"$uv" venv --quiet --clear --python "$python" "$venv"
+# With the same pins it is brought up to date in place: programs may be running from it. Other pins make it anew, so that
+# nothing stays in it that is no longer asked for.
+if [[ $(cut -d' ' -f1 "$venv/.polarkv-key" 2>/dev/null) != "$base" ]] || ! "$venv/bin/python" -c '' 2>/dev/null; then
+    rm -f "$venv/.polarkv-key"
+    "$uv" venv --quiet --clear --python "$python" "$venv"
+fi
 export VIRTUAL_ENV="$ROOT/$venv"
 
 install() { "$uv" pip install --quiet --constraint constraints.txt "$@"; }
