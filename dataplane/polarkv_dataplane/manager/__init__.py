@@ -1,0 +1,1 @@
+"""The manager: metadata only, never KV bytes. ``core`` decides, ``shell`` does."""

@@ -1,0 +1,127 @@
+"""Every entry and every node; the one function that changes an entry's state, and keeps all the books with it."""
+
+from __future__ import annotations
+
+from polarkv_client.states import HAS_MEMORY
+from polarkv_client.states import EntryState as S
+from polarkv_dataplane.manager.core.table import ABSENT, Event, next_state
+from polarkv_dataplane.manager.records.model import (
+    CacheNode,
+    Carved,
+    Changed,
+    DiskWork,
+    Effect,
+    Entry,
+    LruList,
+    Operation,
+    Settings,
+    Stats,
+    Tenant,
+    Wake,
+    Work,
+)  # fmt: skip
+
+# A file exists, is being written, or is being deleted.
+USES_DISK = frozenset({S.OFFLOADING, S.MEMORY_AND_DISK, S.DISK, S.LOADING, S.PURGING})
+DIRTY = frozenset({S.MEMORY, S.OFFLOADING})
+COMMITTED = frozenset(S) - {S.WRITING, S.PURGING}
+
+
+class Ledger:
+    """Shared state of the core's parts."""
+
+    def __init__(self, settings: Settings, first_number: int) -> None:
+        self.settings = settings
+        self.entries: dict[bytes, Entry] = {}
+        self.nodes: dict[int, CacheNode] = {}
+        self.tenants: dict[int, Tenant] = {}
+        self.effects: list[Effect] = []
+        self.stats = Stats()
+        self.pinned_bytes = 0
+        self._last_number = first_number  # no two lives of the manager share a number
+
+    def next_number(self) -> int:
+        """A number that no ticket, lease or operation had before."""
+        self._last_number += 1
+        return self._last_number
+
+    def take_effects(self) -> list[Effect]:
+        """The effects since the last call."""
+        effects, self.effects = self.effects, []
+        return effects
+
+    def change(self, entry: Entry, event: Event, now: int, offset_bytes: int = -1) -> None:
+        """Apply ``event``: the state, its extent, its disk space, its place in the LRU lists, its tenant's bytes.
+
+        ``offset_bytes`` is the slot taken for an entry that gets a memory copy. Raises IllegalTransition.
+        """
+        before, after = entry.state, next_state(entry.state, event)
+        node, stride = entry.node, entry.stride_bytes
+        entry.state = after
+        entry.operation = 0
+        if after in HAS_MEMORY and before not in HAS_MEMORY:
+            entry.offset_bytes = offset_bytes
+            node.pool.put(offset_bytes, entry)
+        elif before in HAS_MEMORY and after not in HAS_MEMORY:
+            node.pool.give_back(entry.offset_bytes, max(entry.fence_ms, node.fence_ms), now)
+            entry.offset_bytes, entry.fence_ms = -1, 0
+        node.disk_used_bytes += ((after in USES_DISK) - (before in USES_DISK)) * stride
+        node.purging_bytes += ((after is S.PURGING) - (before is S.PURGING)) * stride
+        node.dirty_count += (after in DIRTY) - (before in DIRTY)
+        node.holds += (after is S.WRITING) - (before is S.WRITING)
+        self._relink(entry, _lru(node, before), _lru(node, after))
+        if before is ABSENT:
+            self.entries[entry.key] = entry
+            entry.tenant.used_bytes += stride
+        elif after is ABSENT:
+            del self.entries[entry.key]
+            entry.tenant.used_bytes -= stride
+            self.unpin(entry)
+        if after is S.MEMORY:
+            node.dirty.append(entry)
+        if before is S.LOADING:
+            self.effects.append(Wake(entry.key))
+        if (before in COMMITTED) or (after in COMMITTED):
+            self.effects.append(Changed(entry.key))
+        for base, carved_stride in node.pool.carved:
+            self.effects.append(Carved(node.number, node.incarnation, base, carved_stride))
+        node.pool.carved.clear()
+
+    def ask_disk(self, entry: Entry, work: Work, now: int) -> None:
+        """Send the entry's node a command; only its answer may finish the entry's present state."""
+        node = entry.node
+        entry.operation = self.next_number()
+        node.operations[entry.operation] = Operation(work, entry, now + self.settings.operation_timeout_ms)
+        self.effects.append(
+            DiskWork(node.number, node.incarnation, work, entry.operation, entry.key, entry.offset_bytes,
+                     entry.length_bytes, entry.checksum, entry.tenant.number)
+        )  # fmt: skip
+
+    def tenant(self, number: int, name: str = "") -> Tenant:
+        """The tenant's record, made when it is new."""
+        tenant = self.tenants.get(number)
+        if tenant is None:
+            tenant = self.tenants[number] = Tenant(name or f"{number:08x}", number)
+        elif name:
+            tenant.name = name
+        return tenant
+
+    def unpin(self, entry: Entry) -> None:
+        """End its pin, if it has one."""
+        if entry.pinned_until_ms:
+            entry.pinned_until_ms = 0
+            self.pinned_bytes -= entry.stride_bytes
+
+    @staticmethod
+    def _relink(entry: Entry, before: LruList | None, after: LruList | None) -> None:
+        if before is not after:
+            if before is not None:
+                before.remove(entry)
+            if after is not None:
+                after.push(entry)
+
+
+def _lru(node: CacheNode, state: S | None) -> LruList | None:
+    if state is S.DISK:
+        return node.disk
+    return node.memory if state in (S.MEMORY, S.OFFLOADING, S.MEMORY_AND_DISK) else None

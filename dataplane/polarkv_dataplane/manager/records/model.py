@@ -1,0 +1,236 @@
+"""What the manager remembers: entries, tickets, leases, operations, tenants, cache nodes, settings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from polarkv_client.layout import stride_bytes
+from polarkv_client.states import DrainMode, EntryState, NodeState
+
+if TYPE_CHECKING:
+    from polarkv_dataplane.manager.records.slots import SlotPool
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Times in milliseconds. ``quarantine_ms`` exceeds the longest late one-sided access."""
+
+    read_lease_ms: int = 5000
+    write_ticket_ms: int = 4000
+    quarantine_ms: int = 1000
+    operation_timeout_ms: int = 10000
+    node_timeout_ms: int = 3000
+    offload_ahead: bool = True
+    memory_high_percent: int = 90
+    disk_high_percent: int = 98
+    operations_per_node: int = 32
+    victim_scan: int = 128
+    max_keys: int = 10_000_000
+    pinned_percent: int = 50
+
+
+class Entry:
+    """The manager's record of one ChunkKey. Slots keep a million of them small; see the memory budget test."""
+
+    __slots__ = (
+        "checksum", "fence_ms", "holds", "key", "length_bytes", "newer", "node", "offset_bytes", "older", "operation",
+        "pinned_until_ms", "state", "tenant",
+    )  # fmt: skip
+
+    def __init__(self, key: bytes, node: CacheNode, length_bytes: int, tenant: Tenant, checksum: int = 0) -> None:
+        self.key = key
+        self.node = node
+        self.length_bytes = length_bytes
+        self.tenant = tenant
+        self.checksum = checksum
+        self.state: EntryState | None = None  # only Ledger.change sets it
+        self.offset_bytes = -1  # ≥ 0 exactly while the state has a memory copy
+        self.operation = 0  # ticket or operation that may finish the present state
+        self.holds = 0  # live leases: they pin the extent
+        self.fence_ms = 0  # no reuse of the slot before this time
+        self.pinned_until_ms = 0
+        self.older: Entry | None = None
+        self.newer: Entry | None = None
+
+    @property
+    def stride_bytes(self) -> int:
+        return stride_bytes(self.length_bytes)
+
+
+class LruList:
+    """Entries by recency, linked through the entries themselves."""
+
+    __slots__ = ("count", "newest", "oldest")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.oldest: Entry | None = None
+        self.newest: Entry | None = None
+
+    def push(self, entry: Entry) -> None:
+        """Add as the most recent."""
+        entry.older, entry.newer = self.newest, None
+        if self.newest is None:
+            self.oldest = entry
+        else:
+            self.newest.newer = entry
+        self.newest = entry
+        self.count += 1
+
+    def remove(self, entry: Entry) -> None:
+        if entry.older is None:
+            self.oldest = entry.newer
+        else:
+            entry.older.newer = entry.newer
+        if entry.newer is None:
+            self.newest = entry.older
+        else:
+            entry.newer.older = entry.older
+        entry.older = entry.newer = None
+        self.count -= 1
+
+    def touch(self, entry: Entry) -> None:
+        """Make it the most recent."""
+        if entry is not self.newest:
+            self.remove(entry)
+            self.push(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """From the oldest; the entry in hand may be removed meanwhile."""
+        entry = self.oldest
+        while entry is not None:
+            following = entry.newer
+            yield entry
+            entry = following
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The right to write these entries' extents until the deadline."""
+
+    number: int
+    deadline_ms: int
+    entries: dict[bytes, Entry]
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to read these entries' extents until the deadline."""
+
+    number: int
+    deadline_ms: int
+    entries: list[Entry]
+
+
+@dataclass(slots=True)
+class Tenant:
+    """Who stores. ``quota_bytes`` 0 means no limit; used bytes count each entry once, as stored."""
+
+    name: str
+    number: int
+    quota_bytes: int = 0
+    used_bytes: int = 0
+
+
+class Work(Enum):
+    """What a disk server is asked to do."""
+
+    OFFLOAD = "offload"
+    LOAD = "load"
+    PURGE = "purge"
+
+
+class Operation(NamedTuple):
+    """A command that a disk server has not answered yet."""
+
+    work: Work
+    entry: Entry
+    deadline_ms: int
+
+
+class CacheNode:
+    """One life (incarnation) of one cache node. A node that registers again gets a new record."""
+
+    def __init__(self, name: str, number: int, incarnation: int, pool: SlotPool, now: int, fence_ms: int) -> None:
+        self.name, self.number, self.incarnation, self.pool = name, number, incarnation, pool
+        self.state = NodeState.JOINING
+        self.heard_ms = now
+        self.fence_ms = fence_ms  # no slot is granted before: writers of an earlier life may still be at work
+        self.memory_proved = False
+        self.has_disk = False
+        self.disk_bytes = 0
+        self.disk_used_bytes = 0
+        self.purging_bytes = 0
+        self.retry_offload_ms = 0  # the disk failed: not asked again before
+        self.memory = LruList()  # Memory, Offloading, MemoryAndDisk
+        self.disk = LruList()  # Disk
+        self.dirty: deque[Entry] = deque()  # Memory, in the order of their commits; may hold entries that moved on
+        self.dirty_count = 0  # Memory and Offloading
+        self.holds = 0  # live leases' entries and Writing entries: a drain waits for them
+        self.drain_mode = DrainMode.FLUSH
+        self.operations: dict[int, Operation] = {}
+
+    @property
+    def serving(self) -> bool:
+        return self.state is NodeState.ACTIVE
+
+
+# Effects: what the core asks its shell to do. Answers come back as calls.
+
+
+class DiskWork(NamedTuple):
+    """Ask the node's disk server; answered by ``Tiering.complete``. ``operation`` 0: no answer is awaited."""
+
+    node: int
+    incarnation: int
+    work: Work
+    operation: int
+    key: bytes
+    offset_bytes: int
+    length_bytes: int
+    checksum: int
+    tenant: int
+
+
+class Carved(NamedTuple):
+    """Tell the node's slab server what slots a slab has now."""
+
+    node: int
+    incarnation: int
+    base_bytes: int
+    stride_bytes: int
+
+
+class Wake(NamedTuple):
+    """A Loading entry became readable, or will not: tell who waits for it."""
+
+    key: bytes
+
+
+class Changed(NamedTuple):
+    """A committed entry appeared, gained or lost a copy, or went: write its metadata when convenient."""
+
+    key: bytes
+
+
+class NodeChanged(NamedTuple):
+    """A node's state changed."""
+
+    node: int
+
+
+Effect = DiskWork | Carved | Wake | Changed | NodeChanged
+
+
+@dataclass(slots=True)
+class Stats:
+    """Monotonic counts since the manager's start."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, amount: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + amount
