@@ -1,0 +1,155 @@
+"""The interleaved run: in every round, for every chunk size, each limit and each subject once, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.limits import Limit
+from bench.limits.disk import DirectDisk
+from bench.limits.memory import MemoryCopy
+from bench.limits.tcp import TcpStream
+from bench.provision import spec
+from bench.quiet import busy_share, wait_for_quiet
+from bench.remote import RemoteSubject
+from bench.results import Results
+from bench.subject import LOOKUP_BATCHES, SubjectError
+
+LIMITS = "limits"
+# Failing this often in one run ends a subject; a single failure is recorded and it goes on.
+MAX_FAILURES = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. `directory` is where disk limits and disk tiers live, so that both see one disk."""
+
+    sizes_bytes: Sequence[int]
+    rounds: int
+    names: Sequence[str]
+    total_bytes: int
+    lookup_seconds: float
+    patience_seconds: float
+    directory: Path
+
+
+class Harness:
+    """Runs a plan. `say` receives one line of progress at a time."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._say = say
+        self._limits: list[Limit] = []
+        self._subjects: dict[str, RemoteSubject] = {}
+        self._failure_counts: dict[str, int] = {}
+        self.results = Results(machine=_machine())
+
+    def run(self) -> Results:
+        logs = self._plan.directory / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        os.environ["POLARKV_BENCH_DIRECTORY"] = str(self._plan.directory)
+        try:
+            self._start(logs)
+            self._warm_up()
+            for index in range(self._plan.rounds):
+                for size in self._plan.sizes_bytes:
+                    self._cell(index, size)
+            if self._plan.lookup_seconds > 0:
+                self._lookups()
+        finally:
+            for subject in self._subjects.values():
+                subject.close()
+            for limit in self._limits:
+                limit.close()
+        return self.results
+
+    def _start(self, logs: Path) -> None:
+        kinds: tuple[type[MemoryCopy] | type[TcpStream] | type[DirectDisk], ...] = (MemoryCopy, TcpStream, DirectDisk)
+        for kind in kinds if LIMITS in self._plan.names else ():
+            limit = kind()
+            self._limits.append(limit)
+            self._say(f"start limit {limit.name}")
+            limit.start(self._plan.total_bytes, self._plan.directory)
+            self.results.about[limit.name] = limit.describe()
+        for name in (name for name in self._plan.names if name != LIMITS):
+            self._say(f"start {name}")
+            with self._guard(name, fatal=True):
+                subject = RemoteSubject(spec(name), logs / f"{name}.log")
+                self._subjects[name] = subject
+                self.results.about[name] = subject.start(self._plan.total_bytes)
+
+    def _warm_up(self) -> None:
+        """One unrecorded pass at each size: servers touch their memory and open their connections outside of it all."""
+        for size in self._plan.sizes_bytes:
+            for name, subject in list(self._subjects.items()):
+                with self._guard(name):
+                    subject.call("round", tag="warm-up", value_bytes=size)
+        self._say("warmed up")
+
+    def _cell(self, index: int, size: int) -> None:
+        """One round at one size. The machine's own noise is looked at before and after, and the worse one counts."""
+        before = wait_for_quiet(self._plan.patience_seconds)
+        began = time.monotonic()
+        for limit in self._limits:
+            with self._guard(limit.name):
+                self.results.add(size, limit.name, limit.measure(size), index)
+        for name, subject in list(self._subjects.items()):
+            with self._guard(name):
+                answer = subject.call("round", tag=f"round-{index}", value_bytes=size)
+                rates = {"put": answer["put_gbps"], "get": answer["get_gbps"]}
+                self.results.add(size, name, rates, index)
+        took = time.monotonic() - began
+        busy = max(before, busy_share())
+        self.results.busy.setdefault(size, []).append(busy)
+        self._say(f"round {index + 1}/{self._plan.rounds}, {size // 1024} KiB: {took:.1f} s, {busy:.0%} busy with others")
+
+    def _lookups(self) -> None:
+        for index in range(self._plan.rounds):
+            before = wait_for_quiet(self._plan.patience_seconds)
+            for name, subject in list(self._subjects.items()):
+                with self._guard(name):
+                    for keys in LOOKUP_BATCHES:
+                        answer = subject.call("lookup", batch_size=keys, seconds=self._plan.lookup_seconds)
+                        self.results.add_lookup(name, keys, answer["calls_per_second"], index)
+            self.results.lookup_busy.append(max(before, busy_share()))
+            self._say(f"lookups {index + 1}/{self._plan.rounds}")
+
+    @contextlib.contextmanager
+    def _guard(self, name: str, *, fatal: bool = False) -> Any:
+        """A failure is recorded with its reason, and never stops the others."""
+        try:
+            yield
+        except (SubjectError, OSError) as error:
+            self.results.failures[name] = str(error)
+            self._say(f"{name} failed: {error}")
+            self._failure_counts[name] = self._failure_counts.get(name, 0) + 1
+            if (fatal or self._failure_counts[name] >= MAX_FAILURES) and name in self._subjects:
+                self._subjects.pop(name).close()
+
+
+def _machine() -> dict[str, Any]:
+    model = "unknown"
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processors": f"{os.cpu_count()} × {model}",
+        "memory": f"{memory_bytes / 2**30:.0f} GiB",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "default congestion control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
+        "huge pages for shared memory": Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text().strip(),
+    }
+
+
+def clean(directory: Path) -> None:
+    """Remove a run's working directory, unless something in it is worth reading."""
+    shutil.rmtree(directory, ignore_errors=True)

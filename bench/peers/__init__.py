@@ -1,0 +1,1 @@
+"""Peers: other stores, each in an environment and processes of its own, at their best documented settings."""
