@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +53,26 @@ def line_count(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+LAYOUT_TOKENS = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
+}  # fmt: skip
+
+
+def code_line_count(path: Path) -> int:
+    """Count the lines that hold code: neither blank, nor only a comment, nor a docstring."""
+    text = path.read_text(encoding="utf-8")
+    code = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in LAYOUT_TOKENS:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
+            code -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(code)
+
+
 def parse(path: Path) -> ast.Module:
     """Parse a Python file."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -86,9 +108,9 @@ def functions_are_short(root: Path) -> list[str]:
 
 
 def core_is_small(root: Path) -> list[str]:
-    """The manager's core, all files together, is small enough to be read in one sitting."""
-    total = sum(line_count(path) for path, name in python_files(root) if name.startswith(f"{CORE}/"))
-    return [f"{CORE}: {total} lines together, the limit is {CORE_LINES}"] if total > CORE_LINES else []
+    """The manager's core, all files together, can be read in one sitting (explanations are not counted)."""
+    total = sum(code_line_count(path) for path, name in python_files(root) if name.startswith(f"{CORE}/"))
+    return [f"{CORE}: {total} lines of code together, the limit is {CORE_LINES}"] if total > CORE_LINES else []
 
 
 def tests_do_not_sleep(root: Path) -> list[str]:

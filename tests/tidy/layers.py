@@ -47,7 +47,7 @@ LAYERS = (
     Never(("polarkv_operator",), ("polarkv_dataplane",)),
     # Events and `now` in, outcomes and effects out: what makes exhaustive search possible.
     Never(
-        ("polarkv_dataplane.manager.core",),
+        ("polarkv_dataplane.manager.core", "polarkv_dataplane.manager.records"),
         (
             "asyncio", "time", "datetime", "random", "secrets", "uuid", "os", "pathlib", "io", "socket", "ssl",
             "select", "subprocess", "threading", "multiprocessing", "concurrent", "queue", "logging", "fastapi",
