@@ -262,6 +262,4 @@ class Directory:
 
 
 def _tier(entry: Entry | None) -> int:
-    if entry is None or entry.state is None or not entry.node.serving:
-        return 0
-    return _TIER_BY_STATE[entry.state]
+    return _TIER_BY_STATE[entry.state or 0] if entry is not None and entry.node.serving else Tier.NONE

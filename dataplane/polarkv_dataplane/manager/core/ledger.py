@@ -67,9 +67,14 @@ class Ledger:
             entry.offset_bytes, entry.fence_ms = -1, 0
         node.disk_used_bytes += ((after in USES_DISK) - (before in USES_DISK)) * stride
         node.purging_bytes += ((after is S.PURGING) - (before is S.PURGING)) * stride
-        node.dirty_count += (after in DIRTY) - (before in DIRTY)
+        node.dirty_bytes += ((after in DIRTY) - (before in DIRTY)) * stride
         node.holds += (after is S.WRITING) - (before is S.WRITING)
-        self._relink(entry, _lru(node, before), _lru(node, after))
+        left, joined = _lru(node, before), _lru(node, after)
+        if left is not joined:
+            if left is not None:
+                left.remove(entry)
+            if joined is not None:
+                joined.push(entry)
         if before is ABSENT:
             self.entries[entry.key] = entry
             entry.tenant.used_bytes += stride
@@ -111,14 +116,6 @@ class Ledger:
         if entry.pinned_until_ms:
             entry.pinned_until_ms = 0
             self.pinned_bytes -= entry.stride_bytes
-
-    @staticmethod
-    def _relink(entry: Entry, before: LruList | None, after: LruList | None) -> None:
-        if before is not after:
-            if before is not None:
-                before.remove(entry)
-            if after is not None:
-                after.push(entry)
 
 
 def _lru(node: CacheNode, state: S | None) -> LruList | None:

@@ -114,7 +114,7 @@ class Membership:
                 self.tiering.evict(entry, now, forced=True)
         else:
             self.tiering.pump(node, now)
-        if not node.dirty_count and not node.operations:
+        if not node.dirty_bytes and not node.operations:
             self._set_state(node, NodeState.DRAINED)
 
     def _activate(self, node: CacheNode, now: int) -> None:

@@ -32,7 +32,10 @@ class Tiering:
                 if offset is not None:
                     return offset
         self._reclaim_slab(node, stride, now)
-        return node.pool.take(stride)
+        offset = node.pool.take(stride)
+        if offset is None:
+            node.short_until_ms = now + RETRY_OFFLOAD_MS
+        return offset
 
     def evict(self, entry: Entry, now: int, *, forced: bool = False) -> bool:
         """Drop a memory copy if the rules allow it. ``forced`` drops also what only memory has, and what is pinned."""
@@ -63,16 +66,14 @@ class Tiering:
         self.ledger.ask_disk(entry, Work.PURGE, now)
 
     def pump(self, node: CacheNode, now: int) -> None:
-        """Start offloads in the order of commits: ahead of pressure or above the watermark; always for a drain."""
+        """Start offloads that are due, in the order of commits; for a drain all are."""
         if not node.has_disk or now < node.retry_offload_ms:
             return
-        if node.serving and not self.settings.offload_ahead:
-            used, high = node.pool.used_bytes, self.settings.memory_high_percent
-            if used * 100 < node.pool.memory_bytes * high:
-                return
         while node.dirty and len(node.operations) < self.settings.operations_per_node:
             entry = node.dirty[0]
             if entry.state is S.MEMORY:
+                if node.serving and not self._offload_is_due(node, entry.stride_bytes, now):
+                    return
                 if not self._make_disk_room(node, entry.stride_bytes, now):
                     return
                 self.ledger.change(entry, Event.OFFLOAD, now)
@@ -129,14 +130,26 @@ class Tiering:
         if result is OperationResult.NO_SPACE:  # others use this disk too, or the books differ: believe the disk
             self._purge_oldest(node, 2 * entry.stride_bytes, now)
 
+    def _offload_is_due(self, node: CacheNode, stride: int, now: int) -> bool:
+        """Ahead of pressure while that costs no other chunk its file; else when memory runs out of free victims.
+
+        So a full disk holds what memory does not, rather than a second copy of it.
+        """
+        if self.settings.offload_ahead and node.disk_used_bytes + stride <= self._disk_high_bytes(node):
+            return True
+        high = node.pool.usable_bytes * self.settings.memory_high_percent // 100
+        return node.dirty_bytes > high or now < node.short_until_ms
+
+    def _disk_high_bytes(self, node: CacheNode) -> int:
+        return node.disk_bytes * self.settings.disk_high_percent // 100
+
     def _can_offload(self, node: CacheNode, now: int) -> bool:
         """Is it worth waiting for an offload, or is dropping the only way?"""
         return node.has_disk and node.disk_bytes > 0 and now >= node.retry_offload_ms
 
     def _make_disk_room(self, node: CacheNode, stride: int, now: int) -> bool:
         """True when a file of ``stride`` fits now; otherwise the oldest files are being purged, or nothing can be."""
-        high = node.disk_bytes * self.settings.disk_high_percent // 100
-        missing = node.disk_used_bytes - node.purging_bytes + stride - high
+        missing = node.disk_used_bytes - node.purging_bytes + stride - self._disk_high_bytes(node)
         if missing > 0:
             self._purge_oldest(node, missing, now)
         fits = node.disk_used_bytes + stride <= node.disk_bytes

@@ -166,10 +166,11 @@ class CacheNode:
         self.disk_used_bytes = 0
         self.purging_bytes = 0
         self.retry_offload_ms = 0  # the disk failed: not asked again before
+        self.short_until_ms = 0  # a slot was wanted and there was none: offload whatever the watermark says
         self.memory = LruList()  # Memory, Offloading, MemoryAndDisk
         self.disk = LruList()  # Disk
         self.dirty: deque[Entry] = deque()  # Memory, in the order of their commits; may hold entries that moved on
-        self.dirty_count = 0  # Memory and Offloading
+        self.dirty_bytes = 0  # Memory and Offloading
         self.holds = 0  # live leases' entries and Writing entries: a drain waits for them
         self.drain_mode = DrainMode.FLUSH
         self.operations: dict[int, Operation] = {}

@@ -35,6 +35,7 @@ class SlotPool:
         self.open: dict[int, dict[int, Slab]] = {}  # by stride, then base: slabs with a free slot
         self.quarantined: list[tuple[int, int]] = []  # (free from ms, offset), a heap
         self.used_bytes = 0
+        self.usable_bytes = self.memory_bytes  # less what the carved slabs' slots leave over
         self.carved: list[tuple[int, int]] = []  # (base, stride) since last drained: the slab server is told
 
     def take(self, stride_bytes: int) -> int | None:
@@ -110,6 +111,7 @@ class SlotPool:
         slab = self.slabs[base] = Slab(base, self.slab_bytes, stride_bytes)
         self.open.setdefault(stride_bytes, {})[base] = slab
         self.carved.append((base, stride_bytes))
+        self.usable_bytes -= self.slab_bytes % stride_bytes
         return slab
 
     def _find(self, offset_bytes: int) -> tuple[Slab, int]:
@@ -126,4 +128,5 @@ class SlotPool:
         if len(slab.free) == len(slab.holders):
             self.open.get(slab.stride_bytes, {}).pop(slab.base_bytes, None)
             del self.slabs[slab.base_bytes]
+            self.usable_bytes += self.slab_bytes % slab.stride_bytes
             self.bare.append(slab.base_bytes)
