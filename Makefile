@@ -19,7 +19,7 @@ venv: ## Build .venv: the project installed editable, with all that development 
 lint: venv ## Check style, types, layers and that generated docs are fresh
 	.venv/bin/ruff check .
 	.venv/bin/mypy client dataplane operator
-	.venv/bin/mypy --allow-untyped-defs --allow-untyped-calls --allow-any-generics $(LOOSE)
+	.venv/bin/mypy --allow-untyped-defs --allow-untyped-calls --allow-untyped-decorators --allow-any-generics $(LOOSE)
 	.venv/bin/lint-imports --no-logo --cache-dir .import_linter_cache
 	$(PY) docs/generate.py --check
 
