@@ -64,8 +64,12 @@ def pool_region(size_bytes: int) -> Region:
     """Shared memory as a cache node's pool would be: tmpfs with `huge=always` where this user may mount it."""
     mount_point = Path(tempfile.mkdtemp(prefix="polarkv-bench-pool-"))
     options = f"huge=always,size={size_bytes + 2 * HUGE_PAGE_BYTES},mode=0700"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "polarkv-bench", str(mount_point)],
-                             capture_output=True, check=False).returncode == 0  # fmt: skip
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "polarkv-bench", str(mount_point)], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
     try:
         if not mounted:
             return anonymous_region(size_bytes)

@@ -6,8 +6,9 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench import report
 from bench.harness import LIMITS, Harness, Plan, clean
@@ -37,23 +38,27 @@ def _name(text: str) -> str:
     return text
 
 
-def _list(convert: object) -> object:
-    def parse(text: str) -> list[object]:
-        assert callable(convert)
+def _list(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
         return [convert(word) for word in text.split(",") if word]
 
     return parse
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure limits, PolarKV and peers in one run.")
-    parser.add_argument("--sizes", type=_list(_size), default=list(SIZES_BYTES), help="chunk sizes: 256k,1m,4m,16m")  # type: ignore[arg-type]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure limits, PolarKV and peers in one run."
+    )
+    parser.add_argument("--sizes", type=_list(_size), default=list(SIZES_BYTES), help="chunk sizes: 256k,1m,4m,16m")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds for each size (9)")
-    parser.add_argument("--only", type=_list(_name), default=[LIMITS, *SUBJECTS],  # type: ignore[arg-type]
-                        help=f"of: {','.join([LIMITS, *SUBJECTS])}")  # fmt: skip
+    parser.add_argument(
+        "--only", type=_list(_name), default=[LIMITS, *SUBJECTS], help=f"of: {','.join([LIMITS, *SUBJECTS])}"
+    )
     parser.add_argument("--quick", action="store_true", help="3 rounds of 1 and 4 MiB: under two minutes")
     parser.add_argument("--no-lookups", action="store_true", help="leave out the metadata calls")
-    parser.add_argument("--patience", type=float, default=2.0, help="seconds to wait for a quiet machine before a round")
+    parser.add_argument(
+        "--patience", type=float, default=2.0, help="seconds to wait for a quiet machine before a round"
+    )
     parser.add_argument("--dir", type=Path, default=None, help="where disk files go (the user's cache directory)")
     parser.add_argument("--publish", action="store_true", help="also write docs/performance-latest.{json,md}")
     options = parser.parse_args(argv)

@@ -108,7 +108,9 @@ class Harness:
         took = time.monotonic() - began
         busy = max(before, busy_share())
         self.results.busy.setdefault(size, []).append(busy)
-        self._say(f"round {index + 1}/{self._plan.rounds}, {size // 1024} KiB: {took:.1f} s, {busy:.0%} busy with others")
+        self._say(
+            f"round {index + 1}/{self._plan.rounds}, {size // 1024} KiB: {took:.1f} s, {busy:.0%} busy with others"
+        )
 
     def _lookups(self) -> None:
         for index in range(self._plan.rounds):

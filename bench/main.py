@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.cli import main  # noqa: E402 - the line above makes it importable
+from bench.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from bench.subject import MIB, Batch, Subject, SubjectError, batch_keys
+from bench.subject import Batch, Subject, SubjectError, batch_keys
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ def run_round(subject: Subject, tag: str, value_bytes: int, total_bytes: int) ->
     return RoundResult(total_bytes / put_seconds / 1e9, total_bytes / get_seconds / 1e9)
 
 
-def _timed(call: object, batches: list[Batch]) -> float:
-    assert callable(call)
+def _timed(call: Callable[[Batch], None], batches: list[Batch]) -> float:
     began = time.perf_counter()
     for batch in batches:
         call(batch)
@@ -83,6 +83,3 @@ class LookupBench:
 
 def result_dict(result: RoundResult) -> dict[str, float]:
     return asdict(result)
-
-
-assert LookupBench.KEYS * LookupBench.VALUE_BYTES <= 64 * MIB

@@ -46,9 +46,14 @@ class RemoteSubject:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", **spec.environment}
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY, env=environment,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=REPOSITORY,
+                env=environment,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self._buffer = b""
 
     def call(self, command: str, timeout_seconds: float = CALL_SECONDS, **arguments: Any) -> dict[str, Any]:

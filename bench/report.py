@@ -24,8 +24,11 @@ def _rate_cell(one: Summary | None) -> str:
 
 def _rates(results: Results) -> str:
     sizes = sorted(results.samples)
-    names = list(dict.fromkeys((row, metric) for size in sizes for row, metrics in results.samples[size].items()
-                               for metric in metrics))  # fmt: skip
+    names = list(
+        dict.fromkeys(
+            (row, metric) for size in sizes for row, metrics in results.samples[size].items() for metric in metrics
+        )
+    )
     rows = [
         [f"{row}: {metric}", *(_rate_cell(results.rate(size, row, metric)) for size in sizes)] for row, metric in names
     ]
@@ -66,7 +69,9 @@ def _quietness(results: Results) -> str:
 
 
 def _about(results: Results) -> str:
-    rows = [[name, "; ".join(f"{key}: {value}" for key, value in about.items())] for name, about in results.about.items()]
+    rows = [
+        [name, "; ".join(f"{key}: {value}" for key, value in about.items())] for name, about in results.about.items()
+    ]
     return _table(["what", "version and settings"], rows)
 
 

@@ -4,6 +4,7 @@ it listens on every interface whatever it is told."""
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.metadata
 import os
 import sysconfig
@@ -49,9 +50,7 @@ class MooncakeSubject(Subject):
         prepare_namespace()
         self._start_servers()
         # Imported after the environment is set: the library reads it when it is loaded.
-        from mooncake.store import MooncakeDistributedStore
-
-        self._store = MooncakeDistributedStore()
+        self._store = importlib.import_module("mooncake.store").MooncakeDistributedStore()
         if self._shared_memory:
             status = self._store.setup_dummy(2 * region_bytes, LOCAL_BUFFER_BYTES, f"127.0.0.1:{STORE_PORT}")
         else:
@@ -65,16 +64,25 @@ class MooncakeSubject(Subject):
     def _start_servers(self) -> None:
         package = Path(sysconfig.get_path("purelib")) / "mooncake"
         master = [
-            str(package / "mooncake_master"), f"-rpc_port={MASTER_PORT}", "-rpc_address=127.0.0.1",
-            "-enable_http_metadata_server=true", "-http_metadata_server_host=127.0.0.1",
-            f"-http_metadata_server_port={METADATA_PORT}", "-default_kv_lease_ttl=5000",
-        ]  # fmt: skip
+            str(package / "mooncake_master"),
+            f"-rpc_port={MASTER_PORT}",
+            "-rpc_address=127.0.0.1",
+            "-enable_http_metadata_server=true",
+            "-http_metadata_server_host=127.0.0.1",
+            f"-http_metadata_server_port={METADATA_PORT}",
+            "-default_kv_lease_ttl=5000",
+        ]
         self._servers.start("master", master, lambda: port_open(MASTER_PORT) and port_open(METADATA_PORT))
         storage = [
-            str(package / "mooncake_client"), "-host=127.0.0.1", f"-port={STORE_PORT}", "-protocol=tcp",
-            f"-master_server_address=127.0.0.1:{MASTER_PORT}", f"-metadata_server={METADATA_URL}",
-            f"-global_segment_size={SEGMENT_BYTES}", "-threads=2",
-        ]  # fmt: skip
+            str(package / "mooncake_client"),
+            "-host=127.0.0.1",
+            f"-port={STORE_PORT}",
+            "-protocol=tcp",
+            f"-master_server_address=127.0.0.1:{MASTER_PORT}",
+            f"-metadata_server={METADATA_URL}",
+            f"-global_segment_size={SEGMENT_BYTES}",
+            "-threads=2",
+        ]
         self._servers.start("storage", storage, lambda: port_open(STORE_PORT))
 
     def _set_buffers(self, region_bytes: int) -> None:

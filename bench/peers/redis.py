@@ -31,8 +31,21 @@ class RedisSubject(Subject):
     def start(self, region_bytes: int) -> None:
         prepare_namespace()
         path = f"{self._directory.name}/redis.sock"
-        command = [self._binary, "--bind", "127.0.0.1", "--port", str(PORT), "--unixsocket", path, "--save", "",
-                   "--appendonly", "no", "--dir", self._directory.name]  # fmt: skip
+        command = [
+            self._binary,
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            str(PORT),
+            "--unixsocket",
+            path,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            self._directory.name,
+        ]
         self._servers.start("redis", command, lambda: port_open(PORT))
         if self._unix_socket:
             self._socket = socket.socket(socket.AF_UNIX)
