@@ -1,7 +1,7 @@
 """A small inference engine: a transformers model whose KV lives in one preallocated pool, as real engines keep it.
 
-The pool is a tensor ``[layers, 2, kv_heads, tokens, head_dim]``. Attention reads it in place, and so does the cache client:
-a chunk is the scatter list of its runs in the pool, so a load puts every byte where the model will read it.
+The pool is a tensor ``[layers, 2, kv_heads, tokens, head_dim]``. Attention reads it in place, and so does the cache
+client: a chunk is the scatter list of its runs in the pool, so a load puts every byte where the model will read it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import xxhash
-from polarkv_client.keys import Namespace
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
+
+from polarkv_client.keys import Namespace
 
 PREFILL_TOKENS = 1024  # prompt tokens a forward pass, as engines do in chunked prefill
 WARM_UP_TOKENS = 128
@@ -118,7 +119,7 @@ class Engine:
         return list(torch.randint(4, self._model.config.vocab_size, (tokens,), generator=dice).tolist())
 
     def chunk_buffers(self, tokens: int) -> list[list[memoryview]]:
-        """For each whole chunk of the first ``tokens``, its runs of bytes in the pool: one a layer, K or V, and head."""
+        """For each whole chunk of the first ``tokens``, its runs of bytes in the pool: one a layer, K or V, head."""
         layers, two, heads, capacity, dim = self._pool.shape
         token_bytes = dim * self._pool.element_size()
         run_bytes = self.chunk_tokens * token_bytes
@@ -181,7 +182,7 @@ class Engine:
         shapes = {tuple(t.shape[1::2]) for layer in probe.layers for t in (layer.keys, layer.values)}
         plain = all(type(layer) is DynamicLayer for layer in probe.layers)
         if len(shapes) != 1 or not plain:
-            raise SystemExit(f"--model: {self.name} mixes kinds of KV {sorted(shapes)}; use a model with full attention only")
+            raise SystemExit(f"--model: {self.name} mixes kinds of KV {sorted(shapes)}; full attention is needed")
         heads, dim = shapes.pop()
         return torch.zeros(len(probe.layers), 2, heads, max_tokens, dim, dtype=probe.layers[0].keys.dtype)
 

@@ -58,19 +58,16 @@ def _ttft(axes: Axes, bars: list[Bar]) -> None:
         axes.barh(place, max(bar.ttft_s, longest * 0.004), height=0.54, color=bar.color, zorder=3)
         inside = bar.ttft_s > longest * 0.6
         at = bar.ttft_s - longest * 0.015 if inside else bar.ttft_s + longest * 0.018
-        number = axes.text(
-            at, place, _seconds(bar.ttft_s), va="center", ha="right" if inside else "left", fontsize=15, fontweight="bold"
-        )
+        side = "right" if inside else "left"
+        number = axes.text(at, place, _seconds(bar.ttft_s), va="center", ha=side, fontsize=15, fontweight="bold")
         if bar.speedup > 1.05:
             axes.annotate(
                 f"{bar.speedup:.0f}× faster", (1, 0.5), xycoords=number, xytext=(12, 0), textcoords="offset points",
                 va="center", fontsize=13, color=bar.color, fontweight="bold",
             )  # fmt: skip
-        axes.text(-0.02, place + 0.1, bar.label, va="center", ha="right", fontsize=12, transform=axes.get_yaxis_transform())
-        axes.text(
-            -0.02, place - 0.14, bar.detail, va="center", ha="right", fontsize=9, color=QUIET,
-            transform=axes.get_yaxis_transform(),
-        )  # fmt: skip
+        margin = axes.get_yaxis_transform()
+        axes.text(-0.02, place + 0.1, bar.label, va="center", ha="right", fontsize=12, transform=margin)
+        axes.text(-0.02, place - 0.14, bar.detail, va="center", ha="right", fontsize=9, color=QUIET, transform=margin)
     axes.set_xlim(0, longest * 1.04)
     axes.set_ylim(-0.55, len(bars) - 0.45)
     axes.set_yticks([])
@@ -93,7 +90,8 @@ def _trace(axes: Axes, trace: TraceShare) -> None:
         if share > 0:
             text = f"{share:.1f} %\n{name}"
             axes.text(0.44, height, text, va="center", fontsize=10.5, linespacing=1.35, color=color, fontweight="bold")
-    axes.text(0, max(total, trace.lru_percent) + top * 0.035, f"{total:.1f} %", ha="center", fontsize=15, fontweight="bold")
+    above = max(total, trace.lru_percent) + top * 0.035
+    axes.text(0, above, f"{total:.1f} %", ha="center", fontsize=15, fontweight="bold")
     for line, fact in enumerate([f"— a perfect LRU of this size: {trace.lru_percent:.1f} %", *trace.facts]):
         axes.text(
             -0.62, -top * (0.085 + 0.067 * line), fact, fontsize=9, va="center", color=LIMIT if line == 0 else QUIET,

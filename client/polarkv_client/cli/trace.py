@@ -4,8 +4,8 @@ A trace is one JSON object a line, as in the public conversation trace of Moonca
 
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
 
-``timestamp`` is in milliseconds, lengths in tokens; ``hash_ids`` name the blocks of the prompt (512 tokens each, the last
-one partly filled), and two requests that share the first n ids share the first n blocks.
+``timestamp`` is in milliseconds, lengths in tokens; ``hash_ids`` name the blocks of the prompt (512 tokens each, the
+last one partly filled), and two requests that share the first n ids share the first n blocks.
 """
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def generate_trace(seed: int, requests: int = CONVERSATION_REQUESTS) -> Iterator
     """A trace of conversations that share one system prompt, statistically like the public conversation trace.
 
     People come back to their conversation after a while; the prompt is then the earlier one, whose last, partly filled
-    block has changed, and some blocks more. With the default length the number of references and of distinct blocks come
-    out within 5 % of that trace, the hit rates of LRUs of 1,000 blocks and more within 2.5 points (a test holds it to that).
+    block has changed, and some blocks more. With the default length the numbers of references and of distinct blocks
+    come out within 5 % of that trace, the hit rates of LRUs of 1,000 blocks and more within 2.5 points: a test holds it
+    to that.
     """
     if requests < 1:
         raise ConfigurationError("requests", requests, "generate at least one request")
