@@ -1,8 +1,8 @@
 """Namespaces and chunk keys: the one canonical encoder.
 
-A ChunkKey is 32 bytes: ``key[i] = SHA-256(key[i-1] || extra[i] || tokens[i])``, and the root of the chain is the hash of the
-encoded Namespace. Every field is encoded with its tag, its type and its length, so no two namespaces share an encoding.
-``hash()`` is never used: it differs from process to process.
+A ChunkKey is 32 bytes: ``key[i] = SHA-256(key[i-1] || extra[i] || tokens[i])``, and the root of the chain is the hash
+of the encoded Namespace. Every field is encoded with its tag, its type and its length, so no two namespaces share an
+encoding. ``hash()`` is never used: it differs from process to process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Namespace:
             raise ConfigurationError("namespace.chunk_tokens", self.chunk_tokens, "use a positive number of tokens")
         for rank, size, name in ((self.tp_rank, self.tp_size, "tp"), (self.pp_rank, self.pp_size, "pp")):
             if not 0 <= rank < size:
-                raise ConfigurationError(f"namespace.{name}_rank", rank, f"use a rank from 0 to {name}_size-1 ({size - 1})")
+                fix = f"use a rank from 0 to {name}_size-1 ({size - 1})"
+                raise ConfigurationError(f"namespace.{name}_rank", rank, fix)
 
     def encode(self) -> bytes:
         """The canonical encoding: for each field in order, tag, type and length-prefixed value."""

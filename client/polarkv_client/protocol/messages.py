@@ -1,7 +1,7 @@
 """Every message, typed. Arrays on the wire: a newer peer appends fields with defaults, an older one ignores the rest.
 
-``keys`` fields are whole 32-byte keys one after the other (``keys.join_keys``). ``outcomes`` fields hold one byte a key, in
-the request's order. Times are milliseconds; a clock named ``manager`` is the manager's monotonic one.
+``keys`` fields are whole 32-byte keys one after the other (``keys.join_keys``). ``outcomes`` fields hold one byte a
+key, in the request's order. Times are milliseconds; a clock named ``manager`` is the manager's monotonic one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Op(IntEnum):
-    """What a frame asks for. 1–29 client, 30–49 cache node, 50–69 commands to a disk or slab server, 70–79 slab's TCP."""
+    """What a frame asks for. 1–29 client, 30–49 cache node, 50–69 commands to disk or slab servers, 70–79 slab TCP."""
 
     ATTACH = 1
     BEGIN_STORE = 2
@@ -45,20 +45,20 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
-class Failure(_Message):
+class Failure(_Message, frozen=True):
     """Body of every frame whose status is not OK."""
 
     text: str
 
 
-class Empty(_Message):
+class Empty(_Message, frozen=True):
     """No fields."""
 
 
 # Client and manager
 
 
-class NodeInfo(_Message):
+class NodeInfo(_Message, frozen=True):
     """A cache node as clients see it. ``tcp`` and ``shm`` are endpoints (``tcp://…``, ``unix://…``) or empty."""
 
     name: str
@@ -70,7 +70,7 @@ class NodeInfo(_Message):
     host_id: str = ""
 
 
-class Shard(_Message):
+class Shard(_Message, frozen=True):
     """Keys whose first byte is in ``first`` … ``last`` are the manager's at ``endpoint`` ('' = the one asked)."""
 
     first: int
@@ -78,7 +78,7 @@ class Shard(_Message):
     endpoint: str = ""
 
 
-class Attach(_Message):
+class Attach(_Message, frozen=True):
     """First message on every client connection."""
 
     wire_min: int
@@ -89,7 +89,7 @@ class Attach(_Message):
     host_id: str
 
 
-class Attached(_Message):
+class Attached(_Message, frozen=True):
     """Answer to :class:`Attach`."""
 
     wire: int
@@ -105,22 +105,28 @@ class Attached(_Message):
     max_payload_bytes: int
 
 
-class Keys(_Message):
+class Keys(_Message, frozen=True):
     """A batch of keys (match_prefix, exists)."""
 
     keys: bytes
 
 
-class BeginStore(_Message):
-    """Ask for slots. ``lengths`` has one payload length a key, or a single one for all. Waits for space up to ``wait_ms``."""
+class BeginStore(_Message, frozen=True):
+    """Ask for slots.
+
+    ``lengths`` has one payload length a key, or a single one for all. Waits for space up to ``wait_ms``.
+    """
 
     keys: bytes
     lengths: list[int]
     wait_ms: int = 0
 
 
-class StoreGrants(_Message):
-    """Answer: ``outcomes`` are StoreOutcome; ``grants`` are signed, one a cache node; ``ticket`` 0 when none was granted."""
+class StoreGrants(_Message, frozen=True):
+    """Answer: ``outcomes`` are StoreOutcome.
+
+    ``grants`` are signed, one a cache node; ``ticket`` 0 when none was granted.
+    """
 
     ticket: int
     ticket_ms: int
@@ -128,7 +134,7 @@ class StoreGrants(_Message):
     grants: list[bytes]
 
 
-class CommitStore(_Message):
+class CommitStore(_Message, frozen=True):
     """``checksums`` has one value a key. Keys of the ticket that are not named stay open until its deadline."""
 
     ticket: int
@@ -136,28 +142,34 @@ class CommitStore(_Message):
     checksums: list[int]
 
 
-class Outcomes(_Message):
+class Outcomes(_Message, frozen=True):
     """One byte a key: CommitOutcome, Tier (match_prefix: only the matched prefix; exists: every key)."""
 
     outcomes: bytes
 
 
-class AbortStore(_Message):
+class AbortStore(_Message, frozen=True):
     """Give the slots of these keys back."""
 
     ticket: int
     keys: bytes
 
 
-class AcquireRead(_Message):
-    """Ask for leases. With ``wait_ms`` the answer waits until a key that is Loading has come, or failed, at the latest then."""
+class AcquireRead(_Message, frozen=True):
+    """Ask for leases.
+
+    With ``wait_ms`` the answer waits until a key that is Loading has come, or failed, at the latest then.
+    """
 
     keys: bytes
     wait_ms: int = 0
 
 
-class ReadGrants(_Message):
-    """Answer: ``outcomes`` are ReadOutcome, ``tiers`` say where each granted key was found (DISK: it was loaded for this)."""
+class ReadGrants(_Message, frozen=True):
+    """Answer.
+
+    ``outcomes`` are ReadOutcome, ``tiers`` say where each granted key was found (DISK: it was loaded for this).
+    """
 
     lease: int
     lease_ms: int
@@ -166,27 +178,27 @@ class ReadGrants(_Message):
     grants: list[bytes]
 
 
-class ReleaseRead(_Message):
+class ReleaseRead(_Message, frozen=True):
     """End a lease. ``clean`` false: a transfer may still be running somewhere; the slots are quarantined."""
 
     lease: int
     clean: bool = True
 
 
-class Prefetch(_Message):
+class Prefetch(_Message, frozen=True):
     """Ask that chunks on disk be brought to memory."""
 
     keys: bytes
 
 
-class ReportDamaged(_Message):
+class ReportDamaged(_Message, frozen=True):
     """Chunks read under ``lease`` that did not match their checksum. Ends the lease."""
 
     lease: int
     keys: bytes
 
 
-class NodeList(_Message):
+class NodeList(_Message, frozen=True):
     """Answer to LIST_NODES."""
 
     nodes: list[NodeInfo]
@@ -195,8 +207,10 @@ class NodeList(_Message):
 # Cache node and manager
 
 
-class Register(_Message):
-    """A slab server (``role`` "slab") or disk server ("disk") presents itself; the connection stays its command channel.
+class Register(_Message, frozen=True):
+    """A slab server (``role`` "slab") or disk server ("disk") presents itself.
+
+    The connection stays its command channel.
 
     ``incarnation`` is the last one it had: 0 for a fresh slab; a disk server names its slab's. ``pool`` identifies the
     memory it serves or has mapped: bytes moved count as local only when both roles name the same pool and host.
@@ -219,8 +233,11 @@ class Register(_Message):
     fresh: bool = True
 
 
-class Registered(_Message):
-    """Answer. ``number`` and ``incarnation`` go into every later message. ``manager_now_ms`` sets the node's idea of the clock."""
+class Registered(_Message, frozen=True):
+    """Answer.
+
+    ``number`` and ``incarnation`` go into every later message. ``manager_now_ms`` sets the node's idea of the clock.
+    """
 
     wire: int
     epoch: int
@@ -231,7 +248,7 @@ class Registered(_Message):
     timeout_ms: int
 
 
-class Heartbeat(_Message):
+class Heartbeat(_Message, frozen=True):
     """Sent every ``heartbeat_ms`` by both roles; ``counters`` are monotonic totals by metric name."""
 
     number: int
@@ -239,13 +256,13 @@ class Heartbeat(_Message):
     counters: dict[str, float]
 
 
-class HeartbeatAnswer(_Message):
+class HeartbeatAnswer(_Message, frozen=True):
     """The manager's clock when it answered."""
 
     manager_now_ms: int
 
 
-class InventoryItem(_Message):
+class InventoryItem(_Message, frozen=True):
     """One valid header in memory (``offset_bytes`` ≥ 0) or one file on disk (-1)."""
 
     key: bytes
@@ -255,7 +272,7 @@ class InventoryItem(_Message):
     offset_bytes: int = -1
 
 
-class ReportInventory(_Message):
+class ReportInventory(_Message, frozen=True):
     """A part of what a node can prove that it holds; ``last`` ends the report of this role."""
 
     number: int
@@ -264,8 +281,11 @@ class ReportInventory(_Message):
     last: bool = False
 
 
-class OperationDone(_Message):
-    """A disk server finished a command. ``pool`` is the memory the bytes went to or came from; ``file_bytes`` as allocated."""
+class OperationDone(_Message, frozen=True):
+    """A disk server finished a command.
+
+    ``pool`` is the memory the bytes went to or came from; ``file_bytes`` as allocated.
+    """
 
     number: int
     incarnation: int
@@ -286,7 +306,7 @@ class OperationResult(IntEnum):
     FAILED = 4
 
 
-class DiskCommand(_Message):
+class DiskCommand(_Message, frozen=True):
     """OFFLOAD, LOAD or PURGE, sent by the manager on a disk server's connection (request id 0, no answer frame)."""
 
     incarnation: int
@@ -298,7 +318,7 @@ class DiskCommand(_Message):
     tenant: int = 0
 
 
-class Carve(_Message):
+class Carve(_Message, frozen=True):
     """Tells a slab server that the slab at ``base_bytes`` now has slots of ``stride_bytes`` (0: none)."""
 
     incarnation: int
@@ -309,7 +329,7 @@ class Carve(_Message):
 # Client and slab server, over TCP (a frame, then raw bytes) and over the Unix socket that hands out the memory
 
 
-class SlabRead(_Message):
+class SlabRead(_Message, frozen=True):
     """Ask for the extents of a signed grant at ``picks`` (their places in the grant).
 
     Answer: an OK frame, then for each pick in order header and payload as raw bytes."""
@@ -318,25 +338,29 @@ class SlabRead(_Message):
     picks: list[int]
 
 
-class SlabWrite(_Message):
-    """Send chunks: after this frame, for each pick in order the payload as raw bytes, then its 8-byte little-endian checksum.
+class SlabWrite(_Message, frozen=True):
+    """Send chunks.
 
-    Answer, once all of it lies in memory: an OK frame with Empty."""
+    After this frame, for each pick in order the payload as raw bytes, then its 8-byte little-endian checksum.
+
+    Answer, once all of it lies in memory: an OK frame with Empty.
+    """
 
     grant: bytes
     picks: list[int]
 
 
-class SlabAttach(_Message):
+class SlabAttach(_Message, frozen=True):
     """Over the Unix socket: hand out the memory's descriptor.
 
-    A client shows any grant it holds for this node's present incarnation; the paired disk server shows the node token."""
+    A client shows any grant it holds for this node's present incarnation; the paired disk server shows the node token.
+    """
 
     grant: bytes = b""
     token: str = ""
 
 
-class SlabAttached(_Message):
+class SlabAttached(_Message, frozen=True):
     """Answer; the descriptor travels as SCM_RIGHTS with it."""
 
     pool: str

@@ -2,8 +2,8 @@
 
     magic "PK" · wire version u8 · op u8 · request id u32 · body length u32 · status u8 · reserved 3 bytes
 
-A response carries the request's id and op. Status 0 is an answer; anything else is a :class:`Failure`. Data payloads never
-travel in frames' bodies: the slab's TCP path streams them behind a frame.
+A response carries the request's id and op. Status 0 is an answer; anything else is a :class:`Failure`. Data payloads
+never travel in frames' bodies: the slab's TCP path streams them behind a frame.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame:
 class Connection:
     """A blocking connection for one request at a time; not for several threads at once.
 
-    Every call takes a deadline on ``time.monotonic()``'s clock. After any error the connection is closed: the next answer
-    on it could be that of an earlier request.
+    Every call takes a deadline on ``time.monotonic()``'s clock. After any error the connection is closed: the next
+    answer on it could be that of an earlier request.
     """
 
     __slots__ = ("_next_id", "closed", "sock")
