@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from polarkv_client.sync import SyncClient
-
 from demo.engine import Engine, ModelChoice
 from polarkv_client.states import Tier
+from polarkv_client.sync import SyncClient
 
 GENERATED_TOKENS = 32
 _T = TypeVar("_T")
