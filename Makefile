@@ -8,7 +8,6 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 # A suite joins by its folder.
 SUITES := $(wildcard tests/unit tests/tidy tests/contract tests/model tests/local)
-LOOSE := $(wildcard bench demo docs)
 
 help: ## List every target with one line
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,11 +16,7 @@ venv: ## Build .venv: the project installed editable, with all that development 
 	@scripts/venv.sh .venv dev
 
 lint: venv ## Check style, types, layers and that generated docs are fresh
-	.venv/bin/ruff check .
-	.venv/bin/mypy client dataplane operator
-	.venv/bin/mypy --allow-untyped-defs --allow-untyped-calls --allow-untyped-decorators --allow-any-generics $(LOOSE)
-	.venv/bin/lint-imports --no-logo --cache-dir .import_linter_cache
-	$(PY) docs/generate.py --check
+	@scripts/lint.sh
 
 test: lint ## Lint, then the unit, tidy, contract, model (fast) and local suites
 	@scripts/postgres.sh
