@@ -139,7 +139,6 @@ class Engine:
         """Overwrite the KV of the first ``tokens`` with zeros (the negative control)."""
         self._pool[:, :, :, :tokens] = 0
 
-    @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> int:
         """Compute the prompt from where the KV ends (see :meth:`adopt`); returns the first generated token.
 
@@ -156,7 +155,6 @@ class Engine:
             raise ValueError(f"nothing left to compute: {start} of {len(tokens)} tokens are in the pool")
         return int(logits.argmax())
 
-    @torch.inference_mode()
     def decode(self, first: int, tokens: int) -> list[int]:
         """``tokens`` generated tokens, ``first`` among them."""
         generated = [first]
@@ -171,9 +169,10 @@ class Engine:
         return str(AutoTokenizer.from_pretrained(self._path).decode(list(tokens)))
 
     def _forward(self, tokens: Sequence[int]) -> torch.Tensor:
-        ids = torch.tensor([list(tokens)])
-        out = self._model(input_ids=ids, cache=self._cache, use_cache=True, logits_to_keep=1)
-        return out.logits[0, -1]
+        with torch.inference_mode():
+            ids = torch.tensor([list(tokens)])
+            out = self._model(input_ids=ids, cache=self._cache, use_cache=True, logits_to_keep=1)
+            return out.logits[0, -1]
 
     def _allocate(self, max_tokens: int) -> torch.Tensor:
         """The KV pool, touched, in the shape that a probe of the model shows."""

@@ -1,0 +1,139 @@
+"""The demo's own cluster: `polarkv up` in a folder that goes away, and the `polarkv` command pointed at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from polarkv_client.config import CONNECTION_FILE
+
+ROOT = Path(__file__).parents[1]
+_START_S = 60.0
+_STOP_S = 30.0
+_COMMAND_S = 60.0
+
+
+class Cluster:
+    """Two cache nodes and a manager while the ``with`` block lasts.
+
+    Raises:
+        SystemExit: it did not come up, with the end of its log.
+    """
+
+    def __init__(self, memory: str, disk: str, nodes: int = 2) -> None:
+        self._command = ("up", "--nodes", str(nodes), "--memory", memory, "--disk", disk)
+        # Short, because Unix sockets in it have at most 107 bytes for their path.
+        self.folder = Path(tempfile.mkdtemp(prefix="polarkv-demo-"))
+        self._log = self.folder / "up.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def connection(self) -> Path:
+        """The connection file, which every client of this cluster reads."""
+        return self.folder / "cluster" / CONNECTION_FILE
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which `polarkv` commands reach this cluster."""
+        return {**os.environ, "POLARKV_CONNECTION": str(self.connection)}
+
+    def __enter__(self) -> Cluster:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [_polarkv(), *self._command, "--dir", str(self.connection.parent)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        try:
+            wait_until(self._is_ready, _START_S, "the cluster did not come up")
+        except BaseException:
+            sys.stderr.write(self._log.read_text(errors="replace")[-3000:])
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def run(self, *arguments: str) -> Any:
+        """What `polarkv ARGUMENTS --json` prints.
+
+        Raises:
+            SystemExit: it failed; its words have gone to standard error.
+        """
+        done = subprocess.run(
+            [_polarkv(), *arguments, "--json"],
+            env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_COMMAND_S, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"`polarkv {' '.join(arguments)}` failed with exit code {done.returncode}")
+        return json.loads(done.stdout)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric of the manager over its labels.
+
+        Raises:
+            SystemExit: there is no such metric.
+        """
+        connection = json.loads(self.connection.read_text())
+        headers = {"Authorization": f"Bearer {connection.get('admin_token', '')}"}
+        text = httpx.get(f"{connection['admin']}/metrics", headers=headers, timeout=10).raise_for_status().text
+        values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
+        if not values:
+            raise SystemExit(f"the manager exports no metric {name}")
+        return sum(map(float, values))
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise SystemExit(f"`polarkv up` ended with exit code {self._process.returncode}")
+        if not self.connection.exists():
+            return False
+        connection = json.loads(self.connection.read_text())
+        try:
+            return httpx.get(f"{connection['admin']}/readyz", timeout=2).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    def _stop(self) -> None:
+        process = self._process
+        if process is not None:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    """Poll ``condition`` until it holds.
+
+    Raises:
+        SystemExit: it did not hold in time; the text is ``otherwise``.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{otherwise} within {seconds:.0f} s")
+        time.sleep(0.1)
+
+
+def _polarkv() -> str:
+    """The `polarkv` of the environment that runs the demo."""
+    return str(Path(sys.executable).parent / "polarkv")

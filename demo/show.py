@@ -1,0 +1,263 @@
+"""The demo's course: one prompt in three processes, then a trace; tables, a picture, and a check of every claim."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from demo.cluster import ROOT, Cluster, wait_until
+from demo.run import GENERATED_TOKENS, Run
+from polarkv_client.cli.trace import DEFAULT_SEED, generate_trace, lru_hit_rate, read_trace
+from polarkv_client.layout import stride_bytes
+from polarkv_client.settings_cli import parse_size
+
+PUBLIC_TRACE = Path("..") / "shared" / "data" / "conversation_trace.jsonl"  # beside the checkout
+NODES, MEMORY, DISK = 2, "64MiB", "640MiB"  # a node's; small, so that a minute of a trace needs both tiers
+BLOCK_BYTES = 65_536 - 64  # with its header a block fills 64 KiB
+LEAST_TOKENS, MEMORY_RATIO, DISK_RATIO = 4096, 0.2, 0.3
+_WORKER_S = 900.0
+_TIERING_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One claim of the demo: what was expected, what was seen, whether it held."""
+
+    claim: str
+    seen: str
+    held: bool
+
+
+def main() -> int:
+    """Run the demo; returns its exit code."""
+    options = _parse()
+    console = Console(highlight=False)
+    console.print(Panel.fit("[bold]PolarKV[/]: tier locally, serve globally", border_style="cyan"))
+    console.print(f"starting a manager and {NODES} cache nodes, each with {MEMORY} of memory and {DISK} of disk")
+    with Cluster(MEMORY, DISK, NODES) as cluster:
+        runs = _prompt_part(console, cluster, options)
+        replayed = _trace_part(console, cluster, options)
+        crossed = cluster.metric("polarkv_tiering_cross_node_bytes_total")
+    checks = [*_judge_runs(runs), *_judge_replay(replayed)]
+    checks.append(Check("tiering never crossed the network", f"{crossed:.0f} bytes", crossed == 0))
+    _picture(options.out, runs, replayed, checks)
+    return _end(console, checks, options.out)
+
+
+def _prompt_part(console: Console, cluster: Cluster, options: argparse.Namespace) -> dict[str, Run]:
+    """The prompt cold, from memory, and from disk: three processes, one after the other."""
+    console.print(f"\n[bold]1. One prompt of {options.tokens:,} tokens, three inference processes[/]")
+    salt = secrets.token_hex(8)
+    runs = {"cold": _worker(console, cluster, options, salt, "a first process computes the prompt and stores its KV")}
+    runs["memory"] = _worker(console, cluster, options, salt, "a second process finds it in memory")
+    with console.status("moving every memory copy to disk"):
+        _evict_memory(cluster)
+    runs["disk"] = _worker(console, cluster, options, salt, "a third process finds it on disk")
+    console.print(_runs_table(runs))
+    if runs["cold"].text:
+        console.print(f"the model says: {runs['cold'].text!r}")
+    return runs
+
+
+def _worker(console: Console, cluster: Cluster, options: argparse.Namespace, salt: str, what: str) -> Run:
+    command = [sys.executable, "-m", "demo.worker", "--connection", str(cluster.connection), "--salt", salt]
+    for name in ("layers", "hidden", "tokens", "chunk_tokens"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    if options.model:
+        command += ["--model", str(options.model.resolve())]
+    with console.status(what):
+        done = subprocess.run(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_WORKER_S, check=False
+        )
+    if done.returncode:
+        raise SystemExit(f"the inference process failed with exit code {done.returncode}; its words are above")
+    run = Run(**json.loads(done.stdout))
+    console.print(f"   {what}: first token after [bold]{run.ttft_s:.3f} s[/]")
+    return run
+
+
+def _evict_memory(cluster: Cluster) -> None:
+    """Have every chunk written to disk, then drop the memory copies."""
+    def only_on_disk() -> bool:
+        cluster.run("evict", "--all", "--tier", "memory")
+        return all(entry["state"] == "Disk" for entry in cluster.run("ls"))
+
+    wait_until(only_on_disk, _TIERING_S, "the memory copies were not moved to disk")
+
+
+def _runs_table(runs: dict[str, Run]) -> Table:
+    table = Table("process", header_style="bold", caption=_model_line(runs["cold"]), caption_justify="left")
+    for heading in ("time to first token", "look-up and load", "computing", "KV moved", "GB/s", "speed-up", "tokens"):
+        table.add_column(heading, justify="right")
+    cold = runs["cold"]
+    for name, run in runs.items():
+        moved, seconds = (run.loaded_bytes, run.lookup_s) if run.loaded_bytes else (run.stored_bytes, run.store_s)
+        same = run.generated == cold.generated
+        table.add_row(
+            {"cold": "cold, then stored", "memory": "from memory", "disk": "from disk"}[name],
+            f"{run.ttft_s:.3f} s",
+            f"{run.lookup_s * 1000:.1f} ms",
+            f"{run.compute_s:.3f} s",
+            f"{moved / 1e6:.1f} MB",
+            f"{moved / seconds / 1e9:.2f}" if seconds else "–",
+            f"{cold.ttft_s / run.ttft_s:.1f}×",
+            "[green]identical[/]" if same else "[red]DIFFERENT[/]",
+        )
+    return table
+
+
+def _model_line(run: Run) -> str:
+    return (
+        f"{run.model}: {run.parameters / 1e6:.0f} M weights, bfloat16, on the CPU; {run.bytes_per_token:,} bytes of KV "
+        f"a token; {run.cacheable_tokens:,} of {run.prompt_tokens:,} tokens are in whole chunks"
+    )
+
+
+def _judge_runs(runs: dict[str, Run]) -> list[Check]:
+    cold, checks = runs["cold"], []
+    chunks = cold.stored_chunks
+    checks.append(Check("the first process found nothing", f"{cold.loaded_tokens} tokens", cold.loaded_tokens == 0))
+    for tier, limit in (("memory", MEMORY_RATIO), ("disk", DISK_RATIO)):
+        run = runs[tier]
+        ratio = run.ttft_s / cold.ttft_s
+        complete = chunks > 0 and run.chunks_by_tier == {tier: chunks} and run.loaded_tokens == run.cacheable_tokens
+        checks.append(Check(f"all {chunks} chunks came from {tier}", str(run.chunks_by_tier), complete))
+        checks.append(
+            Check(f"the {GENERATED_TOKENS} tokens after a {tier} hit are the cold ones", "identical"
+                  if run.generated == cold.generated else "DIFFERENT", run.generated == cold.generated)
+        )  # fmt: skip
+        wrong = run.zeroed != cold.generated
+        checks.append(Check("zeroed KV gives other tokens, so it was used", "other" if wrong else "SAME", wrong))
+        if cold.prompt_tokens >= LEAST_TOKENS:
+            claim = f"time to first token, {tier} hit: at most {limit} of cold"
+            checks.append(Check(claim, f"{ratio:.3f}", ratio <= limit))
+    return checks
+
+
+def _trace_part(console: Console, cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
+    """Replay a trace for about a minute; returns the replay's report with what an LRU of the same size would hit."""
+    trace = options.trace or (ROOT / PUBLIC_TRACE if (ROOT / PUBLIC_TRACE).exists() else None)
+    name = trace.name if trace else f"a generated trace with the public trace's statistics (seed {DEFAULT_SEED})"
+    console.print(f"\n[bold]2. Replay of {name}[/]: {options.seconds:.0f} s, {BLOCK_BYTES:,} bytes a block")
+    source = [str(trace)] if trace else ["--generate", str(DEFAULT_SEED)]
+    command = [str(Path(sys.executable).parent / "polarkv"), "replay", *source, "--json", "--progress"]
+    command += ["--block-bytes", str(BLOCK_BYTES), "--duration", str(options.seconds), "--concurrency", "4"]
+    done = subprocess.run(
+        command, env=cluster.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        timeout=options.seconds + 120, check=False,
+    )  # fmt: skip
+    if not done.stdout.strip():
+        raise SystemExit(f"`polarkv replay` failed with exit code {done.returncode}; its words are above")
+    report: dict[str, Any] = json.loads(done.stdout)
+    slots = NODES * (parse_size(MEMORY) + parse_size(DISK)) // stride_bytes(BLOCK_BYTES)
+    requests = read_trace(trace) if trace else generate_trace(DEFAULT_SEED)
+    report["lru_percent"] = 100 * lru_hit_rate(islice(requests, report["requests"]), slots)
+    report["lru_blocks"] = slots
+    console.print(_replay_table(report))
+    return report
+
+
+def _replay_table(report: dict[str, Any]) -> Table:
+    table = Table("requests", header_style="bold")
+    headings = ("blocks", "from memory", "from disk", "hit rate", "an LRU as large", "corrupted", "loaded", "stored")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    table.add_row(
+        f"{report['requests']:,}",
+        f"{report['blocks']:,}",
+        f"[cyan]{report['memory_hit_percent']:.1f} %[/]",
+        f"[blue]{report['disk_hit_percent']:.1f} %[/]",
+        f"[bold]{report['hit_percent']:.1f} %[/]",
+        f"{report['lru_percent']:.1f} %",
+        f"{report['corrupted']}",
+        f"{report['bytes_loaded'] / 1e9:.2f} GB",
+        f"{report['bytes_stored'] / 1e9:.2f} GB",
+    )
+    return table
+
+
+def _judge_replay(report: dict[str, Any]) -> list[Check]:
+    tiers = f"{report['memory_hits']:,} from memory, {report['disk_hits']:,} from disk"
+    return [
+        Check("the replay hit in both tiers", tiers, report["memory_hits"] > 0 and report["disk_hits"] > 0),
+        Check("no block came back with wrong bytes", f"{report['corrupted']} corrupted", report["corrupted"] == 0),
+    ]
+
+
+def _picture(path: Path, runs: dict[str, Run], report: dict[str, Any], checks: list[Check]) -> None:
+    from demo import picture
+
+    cold = runs["cold"]
+    bars = [picture.Bar("Cold", "computed, then stored", cold.ttft_s, 1, picture.COLD)]
+    for tier, color in (("memory", picture.MEMORY), ("disk", picture.DISK)):
+        run = runs[tier]
+        detail = f"{run.loaded_bytes / 1e6:.1f} MB at {run.loaded_bytes / run.lookup_s / 1e9:.1f} GB/s"
+        bars.append(picture.Bar(f"From {tier}", detail, run.ttft_s, cold.ttft_s / run.ttft_s, color))
+    same = all(run.generated == cold.generated for run in runs.values())
+    facts = [
+        f"{report['requests']:,} requests, {report['blocks']:,} blocks",
+        f"{report['corrupted']} corrupted of {report['hits']:,} loaded",
+        f"tiering moved {checks[-1].seen} across nodes",
+    ]
+    share = picture.TraceShare(
+        "A trace, replayed", report["memory_hit_percent"], report["disk_hit_percent"], report["lru_percent"], facts
+    )
+    subheading = (
+        f"{cold.prompt_tokens:,}-token prompt · {cold.model}, {cold.parameters / 1e6:.0f} M weights, bfloat16, CPU · "
+        f"generated tokens {'identical' if same else 'DIFFERENT'} in all three processes"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.draw(path, "A prompt is computed once", subheading, bars, share)
+
+
+def _end(console: Console, checks: list[Check], picture: Path) -> int:
+    console.print("\n[bold]3. What was checked[/]")
+    for check in checks:
+        mark = "[green]✔[/]" if check.held else "[red]✘[/]"
+        console.print(f"   {mark} {check.claim} ([{'dim' if check.held else 'red'}]{check.seen}[/])")
+    console.print(f"\nThe picture of it: [bold]{picture}[/]")
+    if failed := sum(not check.held for check in checks):
+        console.print(f"[red bold]{failed} of {len(checks)} checks did not hold.[/]")
+        return 1
+    steps = Table.grid(padding=(0, 2))
+    for command, what in (
+        ("make demo ARGS='--model PATH'", "the same with your own model (a Hugging Face folder with full attention)"),
+        ("make demo ARGS='--tokens 16384'", "a longer prompt: the cold time grows, a hit's hardly"),
+        (".venv/bin/polarkv up --nodes 2", "a cluster that stays (after `make venv`); it says how to connect"),
+        (".venv/bin/polarkv replay TRACE", "your own trace against it; `polarkv top` beside it shows it live"),
+        ("make test", "what happens under kill -9, frozen processes, full disks and damaged files"),
+    ):
+        steps.add_row(f"[cyan]{command}[/]", what)
+    console.print(Panel(steps, title="try next", border_style="cyan", title_align="left"))
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a model folder in the Hugging Face format; else random weights")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the random model")
+    parser.add_argument("--hidden", type=int, default=512, help="its hidden size, a multiple of 64")
+    parser.add_argument("--tokens", type=int, default=4160, help="tokens of the prompt")
+    parser.add_argument("--chunk-tokens", type=int, default=256, help="tokens of a chunk")
+    parser.add_argument("--trace", type=Path, help="a trace to replay; else the public one where it is, or a generated one")
+    parser.add_argument("--seconds", type=float, default=45, help="how long to replay the trace")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "demo.png", help="where the picture goes")
+    options = parser.parse_args()
+    if options.tokens <= options.chunk_tokens or options.chunk_tokens < 1:
+        parser.error(f"--tokens {options.tokens}: use more than one chunk (--chunk-tokens {options.chunk_tokens})")
+    if options.hidden < 64 or options.hidden % 64 or options.layers < 1:
+        parser.error(f"--hidden {options.hidden} --layers {options.layers}: use a multiple of 64, at least one layer")
+    if options.trace and not options.trace.is_file():
+        parser.error(f"--trace {options.trace}: there is no such file")
+    return options
