@@ -250,7 +250,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=512, help="its hidden size, a multiple of 64")
     parser.add_argument("--tokens", type=int, default=4160, help="tokens of the prompt")
     parser.add_argument("--chunk-tokens", type=int, default=256, help="tokens of a chunk")
-    parser.add_argument("--trace", type=Path, help="a trace to replay; else the public one where it is, or a generated one")
+    parser.add_argument("--trace", type=Path, help="else the public trace where it is, or a generated one")
     parser.add_argument("--seconds", type=float, default=45, help="how long to replay the trace")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "demo.png", help="where the picture goes")
     options = parser.parse_args()

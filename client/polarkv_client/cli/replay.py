@@ -7,20 +7,31 @@ remembered.
 
 from __future__ import annotations
 
+import json
 import random
+import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
-from polarkv_client.cli.trace import Request
-from polarkv_client.errors import ConfigurationError
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from polarkv_client.cli.trace import CONVERSATION_REQUESTS, Request, generate_trace, read_trace
+from polarkv_client.errors import ConfigurationError, Unavailable
 from polarkv_client.keys import KEY_BYTES, Namespace, chunk_keys
-from polarkv_client.results import LoadResult, StoreResult
+from polarkv_client.results import LoadResult, Stored, StoreResult
 from polarkv_client.states import Tier
+from polarkv_client.sync import SyncClient
 
 DEFAULT_BLOCK_BYTES = 4032  # with its header a block fills one slot of 4 KiB
 _POOL_BYTES = 1 << 20
@@ -215,3 +226,114 @@ class Replay:
         while len(held) < count:
             held.append(bytearray(zeros))
         return held[:count]
+
+
+@click.command("replay")
+@click.argument("trace", type=click.Path(path_type=Path), required=False)
+@click.option("--generate", "seed", type=int, metavar="SEED", help="Make a trace like the public one instead.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Replay the first N requests only.")
+@click.option("--duration", type=click.FloatRange(0), metavar="SECONDS", help="Start no request after that time.")
+@click.option("--block-bytes", default=DEFAULT_BLOCK_BYTES, show_default=True, help="Payload of a block.")
+@click.option("--concurrency", default=4, show_default=True, help="Requests at once.")
+@click.option("--namespace", default="", help="Name of the replay's key space, to go on with it; else a fresh one.")
+@click.option("--connection", type=click.Path(path_type=Path), help="Connection file; else what the environment says.")
+@click.option("--progress/--no-progress", default=None, help="Show a progress bar (default: on a terminal).")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(
+    trace: Path | None, seed: int | None, limit: int | None, duration: float | None, block_bytes: int, concurrency: int,
+    namespace: str, connection: Path | None, progress: bool | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Drive the cluster with the prefixes of TRACE and check every byte that comes back.
+
+    TRACE has one request a line: {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}.
+    Exits with 1 when a block came back with wrong bytes.
+    """
+    requests, total = _requests(trace, seed, limit)
+    salt = namespace or secrets.token_hex(8)
+    with SyncClient.connect(connection) as client, _progress(progress, total, duration) as on_request:
+        status = client.status()
+        if not status.connected:  # a client would go on with misses, but then there is nothing to replay against
+            raise Unavailable(f"the manager at {status.endpoint} does not answer ({status.why}): is the cluster up?")
+        replay = Replay(
+            client,
+            namespace=Namespace(model_id="replay", chunk_tokens=1, tenant_salt=salt),
+            block_bytes=block_bytes,
+            concurrency=concurrency,
+            duration_s=duration,
+            on_request=on_request,
+        )
+        report = replay.run(requests)
+    if as_json:
+        click.echo(json.dumps(report.as_json()))
+    else:
+        Console().print(_table(report))
+    if report.corrupted:
+        raise click.exceptions.Exit(1)
+
+
+def _requests(trace: Path | None, seed: int | None, limit: int | None) -> tuple[Iterator[Request], int]:
+    """The requests to replay and how many they are."""
+    if (trace is None) == (seed is None):
+        raise click.UsageError("name a TRACE file, or pass --generate SEED for a made one (not both)")
+    if trace is None:
+        assert seed is not None
+        total = limit or CONVERSATION_REQUESTS
+        return generate_trace(seed, total), total
+    # Read it whole once: a bad line is found before anything is stored, and the bar knows its end.
+    total = sum(1 for _ in islice(read_trace(trace), limit))
+    if not total:
+        raise ConfigurationError("trace", str(trace), "has no request in it")
+    return islice(read_trace(trace), limit), total
+
+
+@contextmanager
+def _progress(
+    shown: bool | None, total: int, duration: float | None
+) -> Iterator[Callable[[ReplayReport], None]]:
+    """A progress bar on standard error; yields what is to be told of each request that ended."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"),
+        TextColumn("[cyan]{task.fields[hits]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    bar = Progress(*columns, console=console, disable=not (console.is_terminal if shown is None else shown))
+    began = time.monotonic()
+    with bar:
+        task = bar.add_task("replay", total=total, hits="")
+
+        def on_request(report: ReplayReport) -> None:
+            done = report.requests
+            if duration:  # the nearer of the two ends is the bar's
+                share = max((time.monotonic() - began) / duration, done / total)
+                bar.update(task, total=max(done, round(done / share)) if share else total)
+            memory, disk = report.percent(report.memory_hits), report.percent(report.disk_hits)
+            bar.update(task, completed=done, hits=f"{memory:.1f} % from memory, {disk:.1f} % from disk")
+
+        yield on_request
+
+
+def _table(report: ReplayReport) -> Table:
+    table = Table(title=f"Replay of {report.requests:,} requests in {report.seconds:.1f} s", title_justify="left")
+    for name in ("blocks", "share", "what"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    rows = (
+        (report.blocks, "named by the requests"),
+        (report.repeated, "named before: what a cache without limit would hit"),
+        (report.hits, f"hits, {report.bytes_loaded / 1e9:.2f} GB loaded and checked"),
+        (report.memory_hits, "  from memory"),
+        (report.disk_hits, "  from disk"),
+        (report.corrupted, "[red]WRONG BYTES[/]" if report.corrupted else "wrong bytes"),
+        (report.lost, "gone between look-up and load" + _counts(report.lost_reasons)),
+        (report.stored, f"stored, {report.bytes_stored / 1e9:.2f} GB"),
+    )
+    for blocks, what in rows:
+        table.add_row(f"{blocks:,}", f"{report.percent(blocks):.1f} %", what)
+    for outcome, blocks in sorted(report.store_outcomes.items()):
+        if outcome != Stored.STORED:
+            table.add_row(f"{blocks:,}", f"{report.percent(blocks):.1f} %", f"not stored: {outcome}")
+    table.caption = f"loads: median {report.load_p50_ms:.1f} ms, 99th percentile {report.load_p99_ms:.1f} ms"
+    return table
+
+
+def _counts(reasons: dict[str, int]) -> str:
+    return f" ({', '.join(f'{count:,} {reason}' for reason, count in sorted(reasons.items()))})" if reasons else ""
