@@ -7,7 +7,6 @@ import json
 import secrets
 import subprocess
 import sys
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+from demo.checks import Check, judge_replay, judge_runs
 from demo.cluster import ROOT, Cluster, wait_until
-from demo.run import GENERATED_TOKENS, Run
+from demo.run import Run
 from polarkv_client.cli.trace import DEFAULT_SEED, generate_trace, lru_hit_rate, read_trace
 from polarkv_client.layout import stride_bytes
 from polarkv_client.settings_cli import parse_size
@@ -25,18 +25,8 @@ from polarkv_client.settings_cli import parse_size
 PUBLIC_TRACE = Path("..") / "shared" / "data" / "conversation_trace.jsonl"  # beside the checkout
 NODES, MEMORY, DISK = 2, "64MiB", "640MiB"  # a node's; small, so that a minute of a trace needs both tiers
 BLOCK_BYTES = 65_536 - 64  # with its header a block fills 64 KiB
-LEAST_TOKENS, MEMORY_RATIO, DISK_RATIO = 4096, 0.2, 0.3
 _WORKER_S = 900.0
 _TIERING_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One claim of the demo: what was expected, what was seen, whether it held."""
-
-    claim: str
-    seen: str
-    held: bool
 
 
 def main() -> int:
@@ -49,7 +39,7 @@ def main() -> int:
         runs = _prompt_part(console, cluster, options)
         replayed = _trace_part(console, cluster, options)
         crossed = cluster.metric("polarkv_tiering_cross_node_bytes_total")
-    checks = [*_judge_runs(runs), *_judge_replay(replayed)]
+    checks = [*judge_runs(runs), *judge_replay(replayed)]
     checks.append(Check("tiering never crossed the network", f"{crossed:.0f} bytes", crossed == 0))
     _picture(options.out, runs, replayed, checks)
     return _end(console, checks, options.out)
@@ -124,27 +114,6 @@ def _model_line(run: Run) -> str:
     )
 
 
-def _judge_runs(runs: dict[str, Run]) -> list[Check]:
-    cold, checks = runs["cold"], []
-    chunks = cold.stored_chunks
-    checks.append(Check("the first process found nothing", f"{cold.loaded_tokens} tokens", cold.loaded_tokens == 0))
-    for tier, limit in (("memory", MEMORY_RATIO), ("disk", DISK_RATIO)):
-        run = runs[tier]
-        ratio = run.ttft_s / cold.ttft_s
-        complete = chunks > 0 and run.chunks_by_tier == {tier: chunks} and run.loaded_tokens == run.cacheable_tokens
-        checks.append(Check(f"all {chunks} chunks came from {tier}", str(run.chunks_by_tier), complete))
-        checks.append(
-            Check(f"the {GENERATED_TOKENS} tokens after a {tier} hit are the cold ones", "identical"
-                  if run.generated == cold.generated else "DIFFERENT", run.generated == cold.generated)
-        )  # fmt: skip
-        wrong = run.zeroed != cold.generated
-        checks.append(Check("zeroed KV gives other tokens, so it was used", "other" if wrong else "SAME", wrong))
-        if cold.prompt_tokens >= LEAST_TOKENS:
-            claim = f"time to first token, {tier} hit: at most {limit} of cold"
-            checks.append(Check(claim, f"{ratio:.3f}", ratio <= limit))
-    return checks
-
-
 def _trace_part(console: Console, cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
     """Replay a trace for about a minute; returns the replay's report with what an LRU of the same size would hit."""
     trace = options.trace or (ROOT / PUBLIC_TRACE if (ROOT / PUBLIC_TRACE).exists() else None)
@@ -185,14 +154,6 @@ def _replay_table(report: dict[str, Any]) -> Table:
         f"{report['bytes_stored'] / 1e9:.2f} GB",
     )
     return table
-
-
-def _judge_replay(report: dict[str, Any]) -> list[Check]:
-    tiers = f"{report['memory_hits']:,} from memory, {report['disk_hits']:,} from disk"
-    return [
-        Check("the replay hit in both tiers", tiers, report["memory_hits"] > 0 and report["disk_hits"] > 0),
-        Check("no block came back with wrong bytes", f"{report['corrupted']} corrupted", report["corrupted"] == 0),
-    ]
 
 
 def _picture(path: Path, runs: dict[str, Run], report: dict[str, Any], checks: list[Check]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from demo.checks import judge_replay, judge_runs
 from demo.run import Run
-from demo.show import _judge_replay, _judge_runs
 
 
 def run(**changes: Any) -> Run:
@@ -28,11 +28,11 @@ def runs(tier: str, **changes: Any) -> dict[str, Run]:
 
 
 def failed(found: dict[str, Run]) -> list[str]:
-    return [check.claim for check in _judge_runs(found) if not check.held]
+    return [check.claim for check in judge_runs(found) if not check.held]
 
 
 def test_a_good_demo_holds() -> None:
-    checks = _judge_runs(runs("none"))
+    checks = judge_runs(runs("none"))
     assert len(checks) == 9
     assert all(check.held for check in checks)
 
@@ -75,4 +75,4 @@ def vars_of(one: Run) -> dict[str, Any]:
 )
 def test_the_replay_is_judged(changes: dict[str, int], held: bool) -> None:
     report = {"memory_hits": 3, "disk_hits": 4, "corrupted": 0, **changes}
-    assert all(check.held for check in _judge_replay(report)) is held
+    assert all(check.held for check in judge_replay(report)) is held
