@@ -26,10 +26,14 @@ class Region:
     size_bytes: int
     kind: str
     owner: object = field(repr=False)
+    _whole: memoryview = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Made once: a view of a part is then a slice, and costs nothing beside a timed copy.
+        self._whole = memoryview((ctypes.c_char * self.size_bytes).from_address(self.address)).cast("B")
 
     def view(self, offset: int = 0, length: int | None = None) -> memoryview:
-        length = self.size_bytes - offset if length is None else length
-        return memoryview((ctypes.c_char * length).from_address(self.address + offset)).cast("B")
+        return self._whole[offset : None if length is None else offset + length]
 
     def fill(self, byte: int, length: int) -> None:
         ctypes.memset(self.address, byte, length)

@@ -31,8 +31,7 @@ def run_round(subject: Subject, tag: str, value_bytes: int, total_bytes: int) ->
     """Put the working set, get it, verify every byte, forget it. SubjectError when a byte differs."""
     batches = make_batches(tag, value_bytes, total_bytes)
     try:
-        put_seconds = _timed(subject.put, batches)
-        subject.before_get(batches)
+        put_seconds = _timed(subject.put, batches, lambda: subject.finish_put(batches))
         subject.target.fill(0, total_bytes)
         get_seconds = _timed(subject.get, batches)
         if not subject.source.equals(subject.target, total_bytes):
@@ -43,10 +42,11 @@ def run_round(subject: Subject, tag: str, value_bytes: int, total_bytes: int) ->
     return RoundResult(total_bytes / put_seconds / 1e9, total_bytes / get_seconds / 1e9)
 
 
-def _timed(call: Callable[[Batch], None], batches: list[Batch]) -> float:
+def _timed(call: Callable[[Batch], None], batches: list[Batch], finish: Callable[[], None] = lambda: None) -> float:
     began = time.perf_counter()
     for batch in batches:
         call(batch)
+    finish()
     return time.perf_counter() - began
 
 

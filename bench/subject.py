@@ -69,8 +69,8 @@ class Subject(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def before_get(self, batches: Sequence[Batch]) -> None:  # noqa: B027 - most subjects have nothing to do
-        """Not timed, after the puts of a round: bring values to where they are to be read from."""
+    def finish_put(self, batches: Sequence[Batch]) -> None:  # noqa: B027 - most subjects have nothing to do
+        """Timed with the puts, after the last: wait until every value is where this subject keeps it."""
 
     def describe(self) -> dict[str, str]:
         """Version and settings, for the report."""

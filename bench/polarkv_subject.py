@@ -1,0 +1,154 @@
+"""PolarKV itself: an embedded cluster of one cache node, real processes, driven through the blocking client."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import json
+import os
+import shutil
+import time
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.subject import MIB, WORKING_SET_BYTES, Batch, Subject, SubjectError
+from polarkv_client.sync import SyncClient
+from polarkv_dataplane.embedded.cluster import Cluster
+
+DEADLINE_MS = 30_000
+SETTLE_SECONDS = 60.0
+POLL_SECONDS = 0.005
+ADMIN_TIMEOUT_SECONDS = 30.0
+# Every size class holds the working set in slabs of its own until they are given back.
+MEMORY_BYTES = 6 * WORKING_SET_BYTES
+DISK_BYTES = 8 * WORKING_SET_BYTES
+# Memory subjects do not write ahead to disk: 256 MiB a round would flow while the next subject is measured. The disk
+# subject does, as a cluster does by default.
+MEMORY_ONLY = "[manager]\noffload_ahead = false\n"
+
+
+class AdminApi:
+    """The two admin calls that a measurement needs."""
+
+    def __init__(self, connection: Path) -> None:
+        settings = json.loads(connection.read_text())
+        place = urllib.parse.urlsplit(settings["admin"])
+        self._headers = {"Authorization": f"Bearer {settings['admin_token']}", "Content-Type": "application/json"}
+        self._http = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ADMIN_TIMEOUT_SECONDS)
+
+    def evict(self, keys: Sequence[str], *, purge: bool) -> list[bool]:
+        """Drop memory copies that are on disk too, or everything; False for keys where that cannot be done yet."""
+        self._http.request("POST", "/v1/evict", json.dumps({"keys": list(keys), "purge": purge}), self._headers)
+        answer = self._http.getresponse()
+        body = answer.read()
+        if answer.status != http.client.OK:
+            raise SubjectError(f"evict answered {answer.status}: {body[:200].decode(errors='replace')}")
+        return [bool(done) for done in json.loads(body)["done"]]
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class PolarKVSubject(Subject):
+    """`transport` is the client's setting; `on_disk`: a put ends when the value is on disk, a get reads it from there."""
+
+    def __init__(self, transport: str, *, on_disk: bool = False) -> None:
+        super().__init__()
+        self._transport = transport
+        self._on_disk = on_disk
+        self._cluster: Cluster | None = None
+        self._client: Any = None
+        self._admin: Any = None
+        self._directory = Path()
+
+    def start(self, region_bytes: int) -> None:
+        parent = Path(os.environ["POLARKV_BENCH_DIRECTORY"])
+        self._directory = parent / f"cluster-{self._transport}-{'disk' if self._on_disk else 'memory'}"
+        self._directory.mkdir()
+        config = None
+        if not self._on_disk:
+            config = self._directory / "bench.toml"
+            config.write_text(MEMORY_ONLY)
+        self._cluster = Cluster(1, MEMORY_BYTES, DISK_BYTES, self._directory / "data", config=config)
+        self._cluster.start()
+        self._admin = AdminApi(self._cluster.connection)
+        self._client = SyncClient.connect(
+            self._cluster.connection, transport=self._transport, deadline_ms=DEADLINE_MS, wait_for_space_ms=DEADLINE_MS
+        )
+        self.allocate(region_bytes)
+
+    def put(self, batch: Batch) -> None:
+        views = [self.source.view(offset, batch.value_bytes) for offset in batch.offsets]
+        result = self._client.store(_raw(batch.keys), views)
+        if result.stored != len(batch.keys):
+            raise SubjectError(f"store: {next(one for one in result.chunks if one.outcome != 'stored')}")
+
+    def finish_put(self, batches: Sequence[Batch]) -> None:
+        if not self._on_disk:
+            return
+        waiting = [key for batch in batches for key in batch.keys]
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while waiting:
+            done = self._admin.evict(waiting, purge=False)
+            waiting = [key for key, gone in zip(waiting, done, strict=True) if not gone]
+            if waiting and time.monotonic() > deadline:
+                raise SubjectError(f"{len(waiting)} keys were not on disk after {SETTLE_SECONDS:.0f} s")
+            if waiting:
+                time.sleep(POLL_SECONDS)
+
+    def get(self, batch: Batch) -> None:
+        views = [self.target.view(offset, batch.value_bytes) for offset in batch.offsets]
+        result = self._client.load(_raw(batch.keys), views)
+        if not result.complete:
+            raise SubjectError(f"load: {next(one for one in result.chunks if not one.hit)}")
+        wanted = 2 if self._on_disk else 1
+        if any(chunk.tier != wanted for chunk in result.chunks):
+            raise SubjectError(f"load: a chunk came from tier {result.chunks[0].tier.name}")
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Within a deadline: what is being read or written at the moment cannot be purged."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not all(self._admin.evict(keys, purge=True)):
+            if time.monotonic() > deadline:
+                raise SubjectError(f"keys were not purged within {SETTLE_SECONDS:.0f} s")
+            time.sleep(POLL_SECONDS)
+
+    def lookup(self, keys: Sequence[str]) -> int:
+        return sum(map(bool, self._client.exists(_raw(keys))))
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        if self._admin is not None:
+            self._admin.close()
+        if self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+        if self._directory != Path():
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def describe(self) -> dict[str, str]:
+        nodes = self._client.status().nodes
+        return {
+            "version": importlib.metadata.version("polarkv-cluster"),
+            "client": f"SyncClient, {', '.join(f'{node.transport} ({node.why})' for node in nodes)}",
+            "memory": f"{MEMORY_BYTES // MIB} MiB",
+        }
+
+
+def _raw(keys: Sequence[str]) -> list[bytes]:
+    return [bytes.fromhex(key) for key in keys]
+
+
+def shm() -> Subject:
+    return PolarKVSubject("shm")
+
+
+def tcp() -> Subject:
+    return PolarKVSubject("tcp")
+
+
+def disk() -> Subject:
+    return PolarKVSubject("shm", on_disk=True)
