@@ -10,6 +10,8 @@
     ├── Unavailable               the peer cannot be reached, or went away in the middle
     │   └── BreakerOpen           not tried: it failed a moment ago
     ├── DeadlineExceeded          the peer did not answer in time
+    │   ├── LeaseEnded            it did, but the lease or ticket had ended before the last byte moved
+    │   └── Cancelled             the caller no longer waits
     └── Damaged                   bytes that do not match their header or checksum
 
 Only ``client.py`` turns these into misses. Everything below it raises them.
@@ -62,6 +64,14 @@ class BreakerOpen(Unavailable):
 
 class DeadlineExceeded(PolarKVError):
     """The answer did not come before the deadline."""
+
+
+class LeaseEnded(DeadlineExceeded):
+    """The lease or ticket ended before the last byte had moved: what was moved means nothing."""
+
+
+class Cancelled(DeadlineExceeded):
+    """The caller no longer waits for this."""
 
 
 class Damaged(PolarKVError):

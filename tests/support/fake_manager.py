@@ -52,10 +52,13 @@ class Channel:
 class FakeManager:
     """Registers whoever comes, counts incarnations, records everything, and pushes what a test tells it to."""
 
-    def __init__(self, secret: bytes, heartbeat_ms: int = 50, timeout_ms: int = 2000, port: int = 0) -> None:
+    def __init__(
+        self, secret: bytes, heartbeat_ms: int = 50, timeout_ms: int = 2000, port: int = 0, number: int = 7
+    ) -> None:
         self.secrets = secrets.derive(secret)
         self.heartbeat_ms = heartbeat_ms
         self.timeout_ms = timeout_ms
+        self.number = number
         self.epoch = 1
         self.incarnation = 0
         self.new_incarnation_for_known = False
@@ -94,9 +97,16 @@ class FakeManager:
 
     def grant(self, access: Access, extents: list[Extent], *, deadline_ms: int = 30_000, **changes: int) -> bytes:
         """Sign a grant for the present incarnation; ``deadline_ms`` counts from now."""
-        fields = {"node": 7, "incarnation": self.incarnation, "epoch": self.epoch, "holder": 1, "tenant": 9} | changes
+        fields = {
+            "node": self.number,
+            "incarnation": self.incarnation,
+            "epoch": self.epoch,
+            "holder": 1,
+            "tenant": 9,
+        } | changes
         return sign(
-            Grant(access=access, deadline_ms=self.now_ms() + deadline_ms, extents=extents, **fields), self.secrets.grant_key
+            Grant(access=access, deadline_ms=self.now_ms() + deadline_ms, extents=extents, **fields),
+            self.secrets.grant_key,
         )
 
     def carve(self, base: int, stride: int) -> None:
@@ -147,7 +157,7 @@ class FakeManager:
         if register.role == "slab" and (register.fresh or self.new_incarnation_for_known):
             self.incarnation += 1
         registered = Registered(
-            1, self.epoch, 7, self.incarnation, self.now_ms(), self.heartbeat_ms, self.timeout_ms
+            1, self.epoch, self.number, self.incarnation, self.now_ms(), self.heartbeat_ms, self.timeout_ms
         )
         channel = Channel(sock, register, registered)
         sock.sendall(encode_frame(frame.op, frame.request_id, registered))

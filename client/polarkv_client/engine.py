@@ -1,0 +1,342 @@
+"""What loads and stores share: manager, transports, the threads that move bytes, the loop that drives a batch.
+
+Nothing here turns an error into a miss: errors are kept as values in the places of their chunks for ``client.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
+
+from polarkv_client import errors
+from polarkv_client.buffers import Views, length_of
+from polarkv_client.config import ClientConfig
+from polarkv_client.manager_client import Channel, ManagerClient
+from polarkv_client.protocol import grants
+from polarkv_client.protocol.messages import NodeInfo
+from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport
+from polarkv_client.transport.select import Transports, host_id
+
+log = logging.getLogger(__name__)
+_BACKGROUND_CALLS = 1024
+_BACKGROUND_S = 1.0
+_PART_BYTES = 1 << 20  # less than this is not worth another thread
+Holder = TypeVar("Holder", bound="Held")
+
+
+class Counters:
+    """Monotonic totals by name; safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, int] = {}
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Count ``amount`` more."""
+        with self._lock:
+            self._totals[name] = self._totals.get(name, 0) + amount
+
+    def totals(self) -> dict[str, int]:
+        """A copy."""
+        with self._lock:
+            return dict(sorted(self._totals.items()))
+
+
+class Background:
+    """Tells the manager what no operation waits for: ended leases, given-up slots.
+
+    Its queue is bounded: what does not fit is dropped, because leases and tickets end by themselves.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._queue: queue.Queue[Callable[[float], None] | None] = queue.Queue(_BACKGROUND_CALLS)
+        self._thread = threading.Thread(target=self._run, name="polarkv-background", daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[float], None]) -> None:
+        """Have ``call`` run with a deadline. Never blocks."""
+        try:
+            self._queue.put_nowait(call)
+        except queue.Full:
+            self._counters.add("background_dropped")
+
+    def close(self, timeout_s: float) -> None:
+        """Run what is queued, for so long at most."""
+        try:
+            self._queue.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
+            try:
+                call(time.monotonic() + _BACKGROUND_S)
+            except errors.PolarKVError as error:
+                self._counters.add("background_failed")
+                log.debug("not told to the manager: %s", error)
+
+
+class Engine:
+    """Everything that lives as long as a client."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.counters = Counters()
+        host = host_id()
+        self.manager = ManagerClient(config, host)
+        self.transports = Transports(config, host)
+        self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="polarkv-move")
+        self.background = Background(self.counters)
+
+    def close(self) -> None:
+        """Give everything back. Running operations end with errors."""
+        self.background.close(_BACKGROUND_S)
+        self.manager.close()
+        self.transports.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Held:
+    """A lease or ticket while its parts move. ``scope`` ends with it."""
+
+    def __init__(self, channel: Channel, number: int, scope: Scope) -> None:
+        self.channel = channel
+        self.number = number
+        self.scope = scope
+        self.open_parts = 0
+        self.lock = threading.Lock()
+
+    def part_ended(self) -> bool:
+        """Whether this was the last part."""
+        with self.lock:
+            self.open_parts -= 1
+            return self.open_parts == 0
+
+
+class Part(Generic[Holder]):
+    """What one thread moves: picks of one grant on one cache node, and whose places in the batch they fill."""
+
+    __slots__ = ("future", "grant", "held", "node", "picks", "places", "size_bytes", "transport")
+
+    def __init__(
+        self, held: Holder, node: NodeInfo, transport: Transport, grant: HeldGrant, picks: list[Pick], places: list[int]
+    ) -> None:
+        self.held = held
+        self.node = node
+        self.transport = transport
+        self.grant = grant
+        self.picks = picks
+        self.places = places
+        self.size_bytes = sum(pick.extent.length_bytes for pick in picks)
+        self.future: Future[None] | None = None
+
+
+class Group(NamedTuple):
+    """Keys that are asked for together: places in the batch, all of one channel."""
+
+    channel: Channel
+    places: list[int]
+
+
+class Job(ABC, Generic[Holder]):
+    """One batch. Groups are asked for while the parts of earlier ones move, within ``inflight_bytes``.
+
+    When :meth:`run` has returned or raised, no thread touches the caller's buffers any more: parts that have not
+    begun are withdrawn, and those that have are waited for. They look at the scope between pieces, so that takes no
+    longer than :class:`Transport` promises.
+    """
+
+    def __init__(self, engine: Engine, keys: Sequence[bytes], views: Sequence[Views], scope: Scope) -> None:
+        self.engine = engine
+        self.keys = keys
+        self.views = views
+        self.scope = scope
+        self.lengths = [length_of(chunk) for chunk in views]
+        self.groups: deque[Group] = deque(self._make_groups())
+        self._parts: set[Part[Holder]] = set()
+        self._ended: queue.SimpleQueue[Part[Holder]] = queue.SimpleQueue()
+        self._inflight_bytes = 0
+
+    def run(self) -> None:
+        """Drive the batch to its end, or to the scope's."""
+        try:
+            while True:
+                self.scope.check()
+                if self.groups and self._inflight_bytes < self.engine.config.inflight_bytes:
+                    self._start(self.ask(self.groups.popleft()))
+                elif (again := self.ask_again()) is not None:
+                    self._start(again)
+                elif self._parts:
+                    self._reap(wait=True)
+                elif not self.groups:
+                    return
+                self._reap(wait=False)
+        finally:
+            self._settle()
+
+    @abstractmethod
+    def ask(self, group: Group) -> list[Part[Holder]]:
+        """Ask the manager for a group; what can move now."""
+
+    def ask_again(self) -> list[Part[Holder]] | None:
+        """Ask for what was not ready; None when nothing is left of that kind."""
+        return None
+
+    @abstractmethod
+    def more_to_ask(self) -> bool:
+        """Whether this thread has something better to do than to move bytes."""
+
+    @abstractmethod
+    def move(self, part: Part[Holder]) -> None:
+        """Move a part, on any thread, and note its outcomes. Must not raise."""
+
+    @abstractmethod
+    def withdraw(self, part: Part[Holder], error: errors.PolarKVError) -> None:
+        """Note that a part will not move."""
+
+    @abstractmethod
+    def part_ended(self, part: Part[Holder]) -> None:
+        """A part has moved or was withdrawn; end the lease or ticket after its last one."""
+
+    def parts_of(self, held: Holder, signed_grants: list[bytes], group: list[int]) -> list[Part[Holder]]:
+        """Split grants into parts. A node that cannot be reached costs its own chunks only: they are withdrawn."""
+        parts: list[Part[Holder]] = []
+        failed: list[tuple[Part[Holder], errors.PolarKVError]] = []
+        for signed in signed_grants:
+            grant = HeldGrant(signed, grants.read(signed))
+            picks, places = self._picks(grant, group)
+            if not picks:
+                continue
+            node = NodeInfo(f"#{grant.body.node}", grant.body.node, grant.body.incarnation, "")
+            try:
+                node = self.engine.manager.node(grant.body.node, grant.body.incarnation, held.scope.deadline)
+                transport = self.engine.transports.choose(node, grant, held.scope)
+            except errors.PolarKVError as error:
+                # A transport is only needed to move; a withdrawn part never does.
+                failed.append((Part(held, node, None, grant, picks, places), error))  # type: ignore[arg-type]
+                continue
+            share = max(1, transport.parallelism // len(signed_grants))
+            parts += _split(held, node, transport, grant, picks, places, share)
+        held.open_parts = len(parts) + len(failed)
+        for lost, why in failed:
+            self.withdraw(lost, why)
+            self.part_ended(lost)
+        return parts
+
+    def pick_fits(self, place: int, length_bytes: int) -> bool:
+        """Whether an extent of this length is to be moved for this place; notes it when not."""
+        return length_bytes == self.lengths[place]
+
+    def _picks(self, grant: HeldGrant, group: list[int]) -> tuple[list[Pick], list[int]]:
+        picks: list[Pick] = []
+        places: list[int] = []
+        for number, extent in enumerate(grant.body.extents):
+            if not 0 <= extent.index < len(group) or self.keys[group[extent.index]] != extent.key:
+                raise errors.ProtocolError("the grant is for a key that was not asked for")
+            place = group[extent.index]
+            if self.pick_fits(place, extent.length_bytes):
+                picks.append(Pick(number, extent, self.views[place]))
+                places.append(place)
+        return picks, places
+
+    def _make_groups(self) -> list[Group]:
+        """Groups of few enough keys and bytes that several are in flight at once."""
+        most_bytes = max(self.engine.config.inflight_bytes // 4, 1)
+        groups: list[Group] = []
+        for channel, places in self.engine.manager.route(self.keys):
+            group: list[int] = []
+            size_bytes = 0
+            for place in places:
+                full = len(group) >= self.engine.config.batch_keys or size_bytes + self.lengths[place] > most_bytes
+                if group and full:
+                    groups.append(Group(channel, group))
+                    group, size_bytes = [], 0
+                group.append(place)
+                size_bytes += self.lengths[place]
+            if group:
+                groups.append(Group(channel, group))
+        return groups
+
+    def _start(self, parts: list[Part[Holder]]) -> None:
+        """Have parts moved by the pool; the last one by this thread when nothing else waits for it."""
+        here = parts.pop() if parts and not self.more_to_ask() else None
+        for part in parts:
+            self._inflight_bytes += part.size_bytes
+            self._parts.add(part)
+            try:
+                part.future = self.engine.pool.submit(self._run_part, part)
+            except RuntimeError:  # the client is being closed
+                self._parts.discard(part)
+                self.withdraw(part, errors.Unavailable("the client is closed"))
+                self.part_ended(part)
+        if here is not None:
+            self._move(here)
+
+    def _run_part(self, part: Part[Holder]) -> None:
+        try:
+            self._move(part)
+        finally:
+            self._ended.put(part)
+
+    def _move(self, part: Part[Holder]) -> None:
+        try:
+            self.move(part)
+        except Exception as error:  # a defect here costs chunks, never the caller's thread
+            log.exception("moving %d chunks failed", len(part.picks))
+            self.withdraw(part, errors.PolarKVError(f"internal error: {error!r}"))
+        self.part_ended(part)
+
+    def _reap(self, *, wait: bool) -> None:
+        """Take note of parts that have ended; with ``wait``, of at least one."""
+        while self._parts:
+            try:
+                part = self._ended.get(timeout=self.scope.remaining()) if wait else self._ended.get_nowait()
+            except queue.Empty:
+                return
+            wait = False
+            self._parts.discard(part)
+            self._inflight_bytes -= part.size_bytes
+
+    def _settle(self) -> None:
+        """No part is left when this returns."""
+        if not self._parts:
+            return
+        self.scope.cancel()
+        for part in list(self._parts):
+            if part.future is not None and part.future.cancel():
+                self._parts.discard(part)
+                self.withdraw(part, errors.DeadlineExceeded("the operation ended before its turn"))
+                self.part_ended(part)
+        while self._parts:
+            self._parts.discard(self._ended.get())
+
+
+def _split(
+    held: Holder,
+    node: NodeInfo,
+    transport: Transport,
+    grant: HeldGrant,
+    picks: list[Pick],
+    places: list[int],
+    share: int,
+) -> list[Part[Holder]]:
+    """At most ``share`` parts of about equal bytes, none of them small."""
+    total = sum(pick.extent.length_bytes for pick in picks)
+    count = max(1, min(share, len(picks), total // _PART_BYTES))
+    parts: list[Part[Holder]] = []
+    start = done = 0
+    for number, pick in enumerate(picks, 1):
+        done += pick.extent.length_bytes
+        if number == len(picks) or done * count >= total * (len(parts) + 1):
+            parts.append(Part(held, node, transport, grant, picks[start:number], places[start:number]))
+            start = number
+    return parts

@@ -1,0 +1,191 @@
+"""Which transport to use to which cache node, and why: shared memory on the same host, TCP otherwise."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from polarkv_client import errors
+from polarkv_client.breaker import Breaker
+from polarkv_client.config import ClientConfig
+from polarkv_client.protocol.messages import NodeInfo
+from polarkv_client.results import NodeStatus
+from polarkv_client.transport.base import HeldGrant, Scope, Transport
+from polarkv_client.transport.shm import ShmTransport
+from polarkv_client.transport.tcp import TcpTransport
+
+log = logging.getLogger(__name__)
+_RETRY_BETTER_S = 30.0  # how long a node stays on its second choice before the first is tried again
+
+
+def host_id() -> str:
+    """Names this machine's running kernel: equal for two processes exactly if they can share memory."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+class _Route:
+    """One life of one cache node."""
+
+    def __init__(self, node: NodeInfo, config: ClientConfig) -> None:
+        self.node = node
+        self.lock = threading.Lock()
+        self.transport: Transport | None = None
+        self.why = "not used yet"
+        self.retry_better_at = float("inf")
+        self.breaker = Breaker(
+            f"cache node {node.name}",
+            config.breaker_failures,
+            config.breaker_first_ms / 1000,
+            config.breaker_longest_ms / 1000,
+        )
+
+
+class Transports:
+    """The transports to all cache nodes; safe for several threads."""
+
+    def __init__(self, config: ClientConfig, host: str) -> None:
+        self._config = config
+        self._host = host
+        self._copy_threads = config.copy_threads or min(os.cpu_count() or 1, 4)
+        self._lock = threading.Lock()
+        self._routes: dict[int, _Route] = {}
+        self._closed = False
+
+    def choose(self, node: NodeInfo, grant: HeldGrant, scope: Scope) -> Transport:
+        """The transport for what ``grant`` allows on ``node``; report what became of it with :meth:`done`.
+
+        Raises:
+            BreakerOpen, Unavailable, Refused, DeadlineExceeded: the node cannot be reached now.
+        """
+        route = self._route(node)
+        route.breaker.check(time.monotonic())
+        transport = route.transport
+        if transport is not None and time.monotonic() < route.retry_better_at:
+            return transport
+        if not route.lock.acquire(timeout=scope.remaining()):
+            raise errors.DeadlineExceeded(f"another thread is still connecting to {node.name}")
+        try:
+            if route.transport is None or time.monotonic() >= route.retry_better_at:
+                self._connect(route, grant, scope)
+            assert route.transport is not None
+            return route.transport
+        except errors.PolarKVError as error:
+            self.done(node, error)
+            raise
+        finally:
+            route.lock.release()
+
+    def done(self, node: NodeInfo, error: BaseException | None) -> None:
+        """How a transfer to ``node`` ended: a peer that keeps failing is left alone for a while."""
+        route = self._routes.get(node.number)
+        if route is None or route.node.incarnation != node.incarnation:
+            return
+        if error is None or isinstance(error, (errors.Refused, errors.Damaged, errors.Unauthorized)):
+            route.breaker.success()
+        elif not isinstance(error, (errors.Cancelled, errors.LeaseEnded, errors.BreakerOpen)):
+            route.breaker.failure(str(error), time.monotonic())
+
+    def status(self) -> list[NodeStatus]:
+        """One row a node that was used."""
+        with self._lock:
+            routes = sorted(self._routes.items())
+        return [
+            NodeStatus(
+                route.node.name,
+                route.node.incarnation,
+                route.transport.name if route.transport else "none",
+                route.why,
+                route.breaker.state.value,
+            )
+            for _, route in routes
+        ]
+
+    def forget_absent(self, nodes: dict[int, NodeInfo]) -> None:
+        """Close what leads to nodes that are not in the table any more."""
+        with self._lock:
+            gone = [self._routes.pop(number) for number in list(self._routes) if number not in nodes]
+        for route in gone:
+            if route.transport is not None:
+                route.transport.close()
+
+    def close(self) -> None:
+        """Close all of them."""
+        with self._lock:
+            self._closed = True
+        self.forget_absent({})
+
+    def _route(self, node: NodeInfo) -> _Route:
+        route = self._routes.get(node.number)
+        if route is not None and route.node == node:
+            return route
+        with self._lock:
+            if self._closed:
+                raise errors.Unavailable("the client is closed")
+            old = self._routes.get(node.number)
+            if old is not None and old.node.incarnation > node.incarnation:
+                raise errors.Refused(f"{node.name} has begun a new life since this grant")
+            if old is not None and _same_ways(old.node, node):
+                old.node = node
+                return old
+            route = self._routes[node.number] = _Route(node, self._config)
+        if old is not None and old.transport is not None:
+            old.transport.close()
+        return route
+
+    def _connect(self, route: _Route, grant: HeldGrant, scope: Scope) -> None:
+        """Try the ways in order of preference; keep the first that works."""
+        reasons: list[str] = []
+        last: errors.PolarKVError = errors.Unavailable(f"{route.node.name} offers no transport that is allowed here")
+        previous = route.transport
+        for new, why in self._candidates(route.node, reasons):
+            transport = new
+            if previous is not None and new.name == previous.name:
+                new.close()
+                transport = previous
+            try:
+                transport.reach(grant, scope)
+            except errors.PolarKVError as error:
+                transport.close()
+                reasons.append(f"{transport.name}: {error}")
+                last = error
+                continue
+            better_failed = transport.name == "tcp" and any(reason.startswith("shm: ") for reason in reasons)
+            route.retry_better_at = time.monotonic() + _RETRY_BETTER_S if better_failed else float("inf")
+            route.transport = transport
+            route.why = "; ".join([why, *reasons])
+            log.info("cache node %s by %s (%s)", route.node.name, transport.name, route.why)
+            if previous is not None and previous is not transport:
+                previous.close()
+            return
+        route.transport = None
+        route.why = "; ".join(reasons) or str(last)
+        raise last
+
+    def _candidates(self, node: NodeInfo, reasons: list[str]) -> list[tuple[Transport, str]]:
+        found: list[tuple[Transport, str]] = []
+        connect_s = self._config.connect_timeout_ms / 1000
+        allowed = self._config.transport
+        if allowed in {"auto", "shm"}:
+            if not node.shm:
+                reasons.append("shm: the node does not offer it")
+            elif node.host_id != self._host:
+                reasons.append("no shm: another host")
+            else:
+                found.append((ShmTransport(node, self._copy_threads, connect_s), "same host"))
+        if allowed in {"auto", "tcp"}:
+            if not node.tcp:
+                reasons.append("tcp: the node does not offer it")
+            else:
+                why = "only tcp is allowed" if allowed == "tcp" else "by network"
+                found.append((TcpTransport(node, self._config.tcp_connections, connect_s), why))
+        return found
+
+
+def _same_ways(old: NodeInfo, new: NodeInfo) -> bool:
+    return (old.incarnation, old.tcp, old.shm, old.host_id) == (new.incarnation, new.tcp, new.shm, new.host_id)

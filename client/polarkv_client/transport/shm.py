@@ -1,0 +1,196 @@
+"""Shared memory on the same host: the slab server hands out its memory, and the client copies by itself.
+
+One-sided: ``preadv``/``pwritev`` on the descriptor, one copy, no work on the server. A mapping would copy under
+Python's global lock and turn a truncated file into a signal; the system calls do neither.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import xxhash
+
+from polarkv_client import errors, layout
+from polarkv_client.buffers import pieces
+from polarkv_client.keys import short
+from polarkv_client.protocol import wire
+from polarkv_client.protocol.messages import NodeInfo, Op, SlabAttach, SlabAttached
+from polarkv_client.transport.base import PIECE_BYTES, HeldGrant, Pick, Scope, Transport, verify
+
+
+class ShmTransport(Transport):
+    """See :class:`Transport`. The descriptor is of one incarnation; another one gets another transport."""
+
+    name = "shm"
+
+    def __init__(self, node: NodeInfo, copy_threads: int, connect_timeout_s: float) -> None:
+        super().__init__(node, copy_threads)
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self._users = 0
+        self._closed = False
+
+    def reach(self, grant: HeldGrant, scope: Scope) -> None:
+        if self._descriptor >= 0:
+            return
+        deadline = min(scope.deadline, time.monotonic() + self._connect_timeout_s)
+        connection = wire.Connection.open(self.node.shm, deadline)
+        try:
+            descriptor, attached = _attach(connection, grant.signed, deadline)
+        finally:
+            connection.close()
+        with self._lock:
+            if attached.incarnation != grant.body.incarnation or self._closed:
+                os.close(descriptor)
+                raise errors.Refused(
+                    f"{self.node.name} is in incarnation {attached.incarnation}, not {grant.body.incarnation}"
+                )
+            if self._descriptor >= 0:  # another thread was faster
+                os.close(descriptor)
+            else:
+                self._descriptor = descriptor
+
+    def read(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[errors.PolarKVError | None]:
+        results: list[errors.PolarKVError | None] = []
+        header = bytearray(layout.HEADER_BYTES)
+        try:
+            with self._use() as descriptor:
+                for pick in picks:
+                    digest = _read_one(descriptor, pick, header, scope)
+                    results.append(verify(pick.extent, header, digest))
+        except errors.PolarKVError as error:
+            results += [error] * (len(picks) - len(results))
+        return results
+
+    def write(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[int]:
+        with self._use() as descriptor:
+            return [_write_one(descriptor, pick, grant.body.tenant, scope) for pick in picks]
+
+    def ended_cleanly(self, error: BaseException) -> bool:
+        return True  # this side makes the copies: when the call returns, they are over
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._close_unused()
+
+    @contextmanager
+    def _use(self) -> Iterator[int]:
+        """The descriptor, which stays open (and so its number another file's) until the last user has left."""
+        with self._lock:
+            if self._closed or self._descriptor < 0:
+                raise errors.Unavailable(f"the memory of {self.node.name} is not attached")
+            self._users += 1
+        try:
+            yield self._descriptor
+        except OSError as error:
+            raise errors.Unavailable(f"the memory of {self.node.name}: {error}") from error
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._closed:
+                    self._close_unused()
+
+    def _close_unused(self) -> None:
+        if not self._users and self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _read_one(descriptor: int, pick: Pick, header: bytearray, scope: Scope) -> xxhash.xxh3_64:
+    """Header and payload of one extent; the checksum of the payload."""
+    digest = xxhash.xxh3_64()
+    offset = pick.extent.offset_bytes
+    first: list[bytearray | memoryview] = [header]  # the header comes with the first piece, in one call
+    for piece in pieces(pick.views, PIECE_BYTES):
+        scope.check()
+        vector = [*first, *piece]
+        size = sum(map(len, vector))
+        if os.preadv(descriptor, vector, offset) != size:
+            raise errors.Damaged(f"{short(pick.extent.key)}: lies beyond the end of the node's memory")
+        offset += size
+        first = []
+        for part in piece:
+            digest.update(part)
+    return digest
+
+
+def _write_one(descriptor: int, pick: Pick, tenant: int, scope: Scope) -> int:
+    """Erase the header, write the payload, then the header: nobody ever meets half a chunk under a valid one."""
+    digest = xxhash.xxh3_64()
+    extent = pick.extent
+    offset = extent.offset_bytes
+    first: list[bytes | memoryview] = [layout.ERASED]  # a vector is copied in order
+    for piece in pieces(pick.views, PIECE_BYTES):
+        scope.check()
+        for part in piece:
+            digest.update(part)
+        vector = [*first, *piece]
+        size = sum(map(len, vector))
+        if os.pwritev(descriptor, vector, offset) != size:
+            raise errors.Unavailable(f"{short(extent.key)}: the node's memory took only a part")
+        offset += size
+        first = []
+    checksum = digest.intdigest()
+    scope.check()
+    os.pwrite(
+        descriptor,
+        layout.pack_header(layout.Header(extent.key, extent.length_bytes, checksum, tenant)),
+        extent.offset_bytes,
+    )
+    return checksum
+
+
+def _attach(connection: wire.Connection, signed: bytes, deadline: float) -> tuple[int, SlabAttached]:
+    """Show the grant, get the descriptor. It comes with the first byte of the answer."""
+    connection.send(wire.encode_frame(Op.SLAB_ATTACH, 1, SlabAttach(grant=signed)), deadline)
+    descriptors: list[int] = []
+    data = b""
+    needed = wire.HEAD.size
+    try:
+        while len(data) < needed:
+            chunk, ancillary = _receive(connection.sock, deadline)
+            descriptors += ancillary
+            if not chunk:
+                raise errors.Unavailable("the slab server closed the connection")
+            data += chunk
+            if len(data) >= wire.HEAD.size:
+                needed = wire.HEAD.size + wire.decode_head(data[: wire.HEAD.size])[2]
+        op, request_id, _, status = wire.decode_head(data[: wire.HEAD.size])
+        frame = wire.Frame(op, request_id, status, data[wire.HEAD.size :])
+        wire.raise_failure(frame)
+        attached = wire.decode_body(frame.body, SlabAttached)
+        if len(descriptors) != 1:
+            raise errors.ProtocolError(f"the slab server sent {len(descriptors)} descriptors, not one")
+        return descriptors.pop(), attached
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _receive(sock: socket.socket, deadline: float) -> tuple[bytes, list[int]]:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise errors.DeadlineExceeded("the slab server did not hand out its memory in time")
+    sock.settimeout(left)
+    descriptors = array.array("i")
+    try:
+        # CLOEXEC by the kernel: between a receive and an fcntl another thread could fork.
+        chunk, ancillary, _, _ = sock.recvmsg(
+            65536, socket.CMSG_SPACE(4 * descriptors.itemsize), socket.MSG_CMSG_CLOEXEC
+        )
+    except TimeoutError as error:
+        raise errors.DeadlineExceeded("the slab server did not hand out its memory in time") from error
+    except OSError as error:
+        raise errors.Unavailable(f"the slab server's connection broke: {error}") from error
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    return chunk, list(descriptors)
