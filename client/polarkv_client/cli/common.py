@@ -1,0 +1,169 @@
+"""What subcommands share: where the cluster is, tables or JSON, and progress bars on standard error."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from polarkv_client.config import CONNECTION_FILE, ClientConfig, load_config
+from polarkv_client.errors import ConfigurationError
+from polarkv_client.settings_cli import Section, Setting, read_section
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from polarkv_client.cli.admin_api import AdminClient
+    from polarkv_client.sync import SyncClient
+
+CLIENT = Section("client", ClientConfig)
+CONNECTION_VARIABLE = "POLARKV_CONNECTION"
+_FOLDERS = (".polarkv", "~/.polarkv")
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of a subcommand: how it was told to find the cluster, and how to answer."""
+
+    as_json: bool
+    connection: Path | None
+    config: Path | None
+
+    def settings(self, **flags: Any) -> ClientConfig:
+        """The client's settings: flags, then the environment, then the configuration file, then the connection file.
+
+        Raises:
+            ConfigurationError: one is wrong, or nothing says where the cluster is.
+        """
+        values = dict(flags)
+        if self.config:
+            by_name = {setting.name: setting for setting in CLIENT.settings()}
+            for name, value in read_section(self.config, CLIENT).items():
+                setting: Setting = by_name[name]
+                if setting.variable not in os.environ and values.get(name) is None:
+                    values[name] = setting.read(value, str(self.config))
+        found = find_connection(self.connection)
+        if found is None and not values.get("endpoint") and "POLARKV_ENDPOINT" not in os.environ:
+            raise ConfigurationError(
+                "--connection", None,
+                f"nothing says where the cluster is: start one with 'polarkv up', name its {CONNECTION_FILE} with "
+                f"--connection or {CONNECTION_VARIABLE}, or set POLARKV_ENDPOINT and POLARKV_TOKEN",
+            )  # fmt: skip
+        return load_config(found, **values)
+
+    def client(self, **flags: Any) -> SyncClient:
+        """A connected client.
+
+        Raises:
+            Unavailable: nobody answers. Others as ``SyncClient.connect``.
+        """
+        from polarkv_client.errors import Unavailable
+        from polarkv_client.sync import SyncClient
+
+        client = SyncClient.connect(self.settings(**flags))
+        status = client.status()
+        if not status.connected:
+            client.close()
+            why = status.why or "nobody answers"
+            raise Unavailable(
+                f"{status.endpoint}: {why}; is the cluster up? ('polarkv up' starts one, 'polarkv doctor' looks)"
+            )
+        return client
+
+    def admin(self) -> AdminClient:
+        """A client of the admin API."""
+        from polarkv_client.cli.admin_api import AdminClient
+
+        return AdminClient(self.settings())
+
+    def show(self, data: Any, render: Callable[[Console], None]) -> None:
+        """Print ``data`` as JSON where that was asked for, else what ``render`` prints."""
+        if self.as_json:
+            click.echo(json.dumps(data, indent=2, default=str))
+        else:
+            render(console())
+
+
+def find_connection(named: Path | None) -> Path | None:
+    """The connection file: the named one, else the environment's, else that of the usual places if it is there."""
+    if named is not None:
+        return named
+    if from_environment := os.environ.get(CONNECTION_VARIABLE):
+        return Path(from_environment)
+    candidates = (Path(folder).expanduser() / CONNECTION_FILE for folder in _FOLDERS)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json`` and ``--config``."""
+    command = click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Configuration file (TOML, or JSON by its suffix).",
+    )(command)
+    return click.option("--json", "as_json", is_flag=True, help="Answer with JSON on standard output.")(command)
+
+
+def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--connection``, ``--config`` and ``--json``; the command gets a :class:`Session` as its first argument."""
+
+    @output_options
+    @click.option(
+        "--connection", type=click.Path(path_type=Path), metavar="FILE",
+        help=f"The cluster's connection file, or its folder. Default: ${CONNECTION_VARIABLE}, ./.polarkv/, ~/.polarkv/.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def with_session(as_json: bool, connection: Path | None, config: Path | None, **others: Any) -> Any:
+        return command(Session(as_json, connection, config), **others)
+
+    return with_session
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console. Where standard output is no terminal, lines are as long as they need to be."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 160
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
+    """A plain table; columns named in ``right`` are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return made
+
+
+@contextmanager
+def progress(what: str, total_bytes: int, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A progress bar over bytes on standard error, where that is a terminal; yields what advances it."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda size_bytes: bar.update(task, advance=size_bytes)

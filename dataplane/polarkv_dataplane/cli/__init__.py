@@ -1,0 +1,1 @@
+"""What the data plane adds to `polarkv`: up, down, and the servers that pods run."""
