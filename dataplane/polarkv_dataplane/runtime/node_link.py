@@ -67,13 +67,14 @@ class NodeLink:
         """Begin to connect."""
         self._thread.start()
 
-    def close(self, timeout_s: float = 1.0) -> None:
-        """End the session and the thread; wait for that up to ``timeout_s``."""
+    def close(self, timeout_s: float = 1.0) -> bool:
+        """End the session and the thread; wait for that up to ``timeout_s``, and return whether it came."""
         self._closing.set()
         session = self._session
         if session is not None:
             session.end()
         self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         delay_s, was_registered = _FIRST_DELAY_S, False
