@@ -28,13 +28,14 @@ def judge_runs(runs: dict[str, Run]) -> list[Check]:
         run = runs[tier]
         ratio = run.ttft_s / cold.ttft_s
         complete = chunks > 0 and run.chunks_by_tier == {tier: chunks} and run.loaded_tokens == run.cacheable_tokens
-        checks.append(Check(f"all {chunks} chunks came from {tier}", str(run.chunks_by_tier), complete))
+        seen = ", ".join(f"{count} from {name}" for name, count in run.chunks_by_tier.items()) or "none"
+        checks.append(Check(f"all {chunks} chunks came from {tier}", seen, complete))
         checks.append(
             Check(f"the {GENERATED_TOKENS} tokens after a {tier} hit are the cold ones", "identical"
                   if run.generated == cold.generated else "DIFFERENT", run.generated == cold.generated)
         )  # fmt: skip
         wrong = run.zeroed != cold.generated
-        checks.append(Check("zeroed KV gives other tokens, so it was used", "other" if wrong else "SAME", wrong))
+        checks.append(Check(f"zeroed KV from {tier} gives other tokens", "other" if wrong else "SAME", wrong))
         if cold.prompt_tokens >= LEAST_TOKENS:
             claim = f"time to first token, {tier} hit: at most {limit} of cold"
             checks.append(Check(claim, f"{ratio:.3f}", ratio <= limit))

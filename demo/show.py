@@ -87,9 +87,10 @@ def _evict_memory(cluster: Cluster) -> None:
 
 
 def _runs_table(runs: dict[str, Run]) -> Table:
-    table = Table("process", header_style="bold", caption=_model_line(runs["cold"]), caption_justify="left")
-    for heading in ("time to first token", "look-up and load", "computing", "KV moved", "GB/s", "speed-up", "tokens"):
-        table.add_column(heading, justify="right")
+    table = Table(header_style="bold", caption=_model_line(runs["cold"]), caption_justify="left")
+    table.add_column("process", no_wrap=True)
+    for heading in ("first token", "loading", "computing", "KV moved", "GB/s", "speed-up", "tokens"):
+        table.add_column(heading, justify="right", no_wrap=True)
     cold = runs["cold"]
     for name, run in runs.items():
         moved, seconds = (run.loaded_bytes, run.lookup_s) if run.loaded_bytes else (run.stored_bytes, run.store_s)
