@@ -36,7 +36,7 @@ class Cluster:
         self._command = ("up", "--nodes", str(nodes), "--memory", memory, "--disk", disk)
         # Short, because Unix sockets in it have at most 107 bytes for their path.
         self.folder = Path(tempfile.mkdtemp(prefix="polarkv-demo-"))
-        self._log = self.folder / "up.log"
+        self._log, self._said = self.folder / "up.log", self.folder / "up.json"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -50,15 +50,16 @@ class Cluster:
         return {**os.environ, "POLARKV_CONNECTION": str(self.connection)}
 
     def __enter__(self) -> Cluster:
-        with self._log.open("wb") as log:
+        with self._log.open("wb") as log, self._said.open("wb") as said:
             self._process = subprocess.Popen(
-                [_polarkv(), *self._command, "--dir", str(self.connection.parent)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                [_polarkv(), *self._command, "--dir", str(self.connection.parent), "--json"],
+                stdin=subprocess.DEVNULL, stdout=said, stderr=log, start_new_session=True,
             )  # fmt: skip
         try:
             wait_until(self._is_ready, _START_S, "the cluster did not come up")
         except BaseException:
-            sys.stderr.write(self._log.read_text(errors="replace")[-3000:])
+            for file in (self._said, self._log):
+                sys.stderr.write(file.read_text(errors="replace")[-3000:])
             self._stop()
             raise
         return self
@@ -100,13 +101,10 @@ class Cluster:
         assert self._process is not None
         if self._process.poll() is not None:
             raise SystemExit(f"`polarkv up` ended with exit code {self._process.returncode}")
-        if not self.connection.exists():
-            return False
-        connection = json.loads(self.connection.read_text())
         try:
-            return httpx.get(f"{connection['admin']}/readyz", timeout=2).status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
+            return bool(json.loads(self._said.read_bytes())["state"] == "ready")
+        except (ValueError, KeyError):
+            return False  # not said, or not all of it written yet
 
     def _stop(self) -> None:
         process = self._process

@@ -7,7 +7,6 @@ remembered.
 
 from __future__ import annotations
 
-import json
 import random
 import secrets
 import threading
@@ -19,19 +18,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from polarkv_client.cli.common import Session, console, session_options
+from polarkv_client.cli.common import table as make_table
 from polarkv_client.cli.trace import CONVERSATION_REQUESTS, Request, generate_trace, read_trace
-from polarkv_client.errors import ConfigurationError, Unavailable
+from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import KEY_BYTES, Namespace, chunk_keys
 from polarkv_client.results import LoadResult, Stored, StoreResult
 from polarkv_client.states import Tier
-from polarkv_client.sync import SyncClient
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DEFAULT_BLOCK_BYTES = 4032  # with its header a block fills one slot of 4 KiB
 _POOL_BYTES = 1 << 20
@@ -228,7 +228,7 @@ class Replay:
         return held[:count]
 
 
-@click.command("replay")
+@click.command("replay", short_help="Drive the cluster with a trace; check every byte.")
 @click.argument("trace", type=click.Path(path_type=Path), required=False)
 @click.option("--generate", "seed", type=int, metavar="SEED", help="Make a trace like the public one instead.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Replay the first N requests only.")
@@ -236,12 +236,11 @@ class Replay:
 @click.option("--block-bytes", default=DEFAULT_BLOCK_BYTES, show_default=True, help="Payload of a block.")
 @click.option("--concurrency", default=4, show_default=True, help="Requests at once.")
 @click.option("--namespace", default="", help="Name of the replay's key space, to go on with it; else a fresh one.")
-@click.option("--connection", type=click.Path(path_type=Path), help="Connection file; else what the environment says.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar (default: on a terminal).")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@session_options
 def command(
-    trace: Path | None, seed: int | None, limit: int | None, duration: float | None, block_bytes: int, concurrency: int,
-    namespace: str, connection: Path | None, progress: bool | None, as_json: bool,
+    session: Session, trace: Path | None, seed: int | None, limit: int | None, duration: float | None, block_bytes: int,
+    concurrency: int, namespace: str, progress: bool | None,
 ) -> None:  # fmt: skip
     """Drive the cluster with the prefixes of TRACE and check every byte that comes back.
 
@@ -250,10 +249,7 @@ def command(
     """
     requests, total = _requests(trace, seed, limit)
     salt = namespace or secrets.token_hex(8)
-    with SyncClient.connect(connection) as client, _progress(progress, total, duration) as on_request:
-        status = client.status()
-        if not status.connected:  # a client would go on with misses, but then there is nothing to replay against
-            raise Unavailable(f"the manager at {status.endpoint} does not answer ({status.why}): is the cluster up?")
+    with session.client() as client, _progress(progress, total, duration) as on_request:
         replay = Replay(
             client,
             namespace=Namespace(model_id="replay", chunk_tokens=1, tenant_salt=salt),
@@ -263,10 +259,7 @@ def command(
             on_request=on_request,
         )
         report = replay.run(requests)
-    if as_json:
-        click.echo(json.dumps(report.as_json()))
-    else:
-        Console().print(_table(report))
+    session.show(report.as_json(), lambda out: _print(out, report))
     if report.corrupted:
         raise click.exceptions.Exit(1)
 
@@ -291,12 +284,14 @@ def _progress(
     shown: bool | None, total: int, duration: float | None
 ) -> Iterator[Callable[[ReplayReport], None]]:
     """A progress bar on standard error; yields what is to be told of each request that ended."""
-    console = Console(stderr=True)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    out = console(stderr=True)
     columns = (
         TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"),
         TextColumn("[cyan]{task.fields[hits]}"), TimeElapsedColumn(),
     )  # fmt: skip
-    bar = Progress(*columns, console=console, disable=not (console.is_terminal if shown is None else shown))
+    bar = Progress(*columns, console=out, disable=not (out.is_terminal if shown is None else shown))
     began = time.monotonic()
     with bar:
         task = bar.add_task("replay", total=total, hits="")
@@ -312,10 +307,9 @@ def _progress(
         yield on_request
 
 
-def _table(report: ReplayReport) -> Table:
-    table = Table(title=f"Replay of {report.requests:,} requests in {report.seconds:.1f} s", title_justify="left")
-    for name in ("blocks", "share", "what"):
-        table.add_column(name, justify="left" if name == "what" else "right")
+def _print(out: Console, report: ReplayReport) -> None:
+    title = f"Replay of {report.requests:,} requests in {report.seconds:.1f} s"
+    table = make_table("blocks", "share", "what", title=title, right=("blocks", "share"))
     rows = (
         (report.blocks, "named by the requests"),
         (report.repeated, "named before: what a cache without limit would hit"),
@@ -331,8 +325,8 @@ def _table(report: ReplayReport) -> Table:
     for outcome, blocks in sorted(report.store_outcomes.items()):
         if outcome != Stored.STORED:
             table.add_row(f"{blocks:,}", f"{report.percent(blocks):.1f} %", f"not stored: {outcome}")
-    table.caption = f"loads: median {report.load_p50_ms:.1f} ms, 99th percentile {report.load_p99_ms:.1f} ms"
-    return table
+    out.print(table)
+    out.print(f"loads: median {report.load_p50_ms:.1f} ms, 99th percentile {report.load_p99_ms:.1f} ms")
 
 
 def _counts(reasons: dict[str, int]) -> str:
