@@ -25,6 +25,7 @@ WARM_UP_TOKENS = 128
 _SEED = 2025
 
 logging.set_verbosity_error()
+logging.disable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Engine:
     """A model, its KV pool, and greedy decoding. Loading and warm-up happen here, before any clock starts."""
 
     def __init__(self, choice: ModelChoice, max_tokens: int, chunk_tokens: int) -> None:
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         torch.manual_seed(_SEED)
         self.name = choice.name
         self.chunk_tokens = chunk_tokens
@@ -181,7 +182,7 @@ class Engine:
         shapes = {tuple(t.shape[1::2]) for layer in probe.layers for t in (layer.keys, layer.values)}
         plain = all(type(layer) is DynamicLayer for layer in probe.layers)
         if len(shapes) != 1 or not plain:
-            raise SystemExit(f"--model: {self.name} mixes kinds of KV {sorted(shapes)}; full attention is needed")
+            raise SystemExit(f"--model: {self.name} has windowed or mixed attention; name one with full attention only")
         heads, dim = shapes.pop()
         return torch.zeros(len(probe.layers), 2, heads, max_tokens, dim, dtype=probe.layers[0].keys.dtype)
 
