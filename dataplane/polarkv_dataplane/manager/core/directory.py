@@ -250,7 +250,7 @@ class Directory:
             return StoreOutcome.OVERSIZED, None
         if tenant.quota_bytes and tenant.used_bytes + stride > tenant.quota_bytes:
             return StoreOutcome.QUOTA_EXCEEDED, None
-        if len(self.ledger.entries) >= self.settings.max_keys:
+        if len(self.ledger.entries) >= self.settings.max_keys or stride in ring.full:
             return StoreOutcome.NO_SPACE, None
         for node in ring.candidates(key):
             offset = self.tiering.take_slot(node, stride, now)
@@ -258,6 +258,7 @@ class Directory:
                 entry = Entry(key, node, length, tenant)
                 self.ledger.change(entry, Event.BEGIN, now, offset)
                 return StoreOutcome.GRANTED, entry
+        ring.full.add(stride)  # no use to look again at this moment
         return StoreOutcome.NO_SPACE, None
 
 

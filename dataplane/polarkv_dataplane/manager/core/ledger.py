@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from polarkv_client.states import HAS_MEMORY
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.table import ABSENT, Event, next_state
@@ -38,6 +40,7 @@ class Ledger:
         self.effects: list[Effect] = []
         self.stats = Stats()
         self.pinned_bytes = 0
+        self.counts: dict[S | None, int] = dict.fromkeys([ABSENT, *S], 0)  # entries by state
         self._last_number = first_number  # no two lives of the manager share a number
 
     def next_number(self) -> int:
@@ -59,6 +62,8 @@ class Ledger:
         node, stride = entry.node, entry.stride_bytes
         entry.state = after
         entry.operation = 0
+        self.counts[before] -= 1
+        self.counts[after] += 1
         if after in HAS_MEMORY and before not in HAS_MEMORY:
             entry.offset_bytes = offset_bytes
             node.pool.put(offset_bytes, entry)
@@ -110,6 +115,14 @@ class Ledger:
         elif name:
             tenant.name = name
         return tenant
+
+    def make_recent(self, keys: Iterable[bytes]) -> None:
+        """Move these entries to the recent ends of their LRU lists, the last key last."""
+        for key in keys:
+            entry = self.entries.get(key)
+            lru = _lru(entry.node, entry.state) if entry is not None else None
+            if entry is not None and lru is not None:
+                lru.touch(entry)
 
     def unpin(self, entry: Entry) -> None:
         """End its pin, if it has one."""

@@ -14,6 +14,7 @@ class Ring:
 
     def __init__(self, nodes: Iterable[CacheNode]) -> None:
         self.nodes = [node for node in nodes if node.serving]
+        self.full: set[int] = set()  # strides for which no node has a slot at this moment
         self._sums = list(accumulate(max(1, node.pool.memory_bytes >> 12) for node in self.nodes))
 
     def candidates(self, key: bytes) -> list[CacheNode]:

@@ -1,0 +1,7 @@
+"""stub"""
+import contextlib
+
+
+@contextlib.asynccontextmanager
+async def run_admin(manager, sock):
+    yield
