@@ -17,6 +17,7 @@ from polarkv_client.errors import ConfigurationError
 
 KEY_BYTES = 32
 _MAX_TOKEN = 0xFFFF_FFFF
+_MAX_NUMBER = 2**64 - 1
 _DOMAIN = b"polarkv-namespace-v1"
 
 
@@ -42,6 +43,10 @@ class Namespace:
             raise ConfigurationError("namespace.model_id", self.model_id, "name the model whose KV is cached")
         if self.chunk_tokens < 1:
             raise ConfigurationError("namespace.chunk_tokens", self.chunk_tokens, "use a positive number of tokens")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, str) and not 0 <= value <= _MAX_NUMBER:
+                raise ConfigurationError(f"namespace.{field.name}", value, f"use a number from 0 to {_MAX_NUMBER}")
         for rank, size, name in ((self.tp_rank, self.tp_size, "tp"), (self.pp_rank, self.pp_size, "pp")):
             if not 0 <= rank < size:
                 fix = f"use a rank from 0 to {name}_size-1 ({size - 1})"

@@ -1,4 +1,4 @@
-"""A manager for the client's tests: real sockets, frames and grants, a dictionary instead of the directory, scripts for faults."""
+"""A manager for the client's tests: real frames and grants, a dictionary for a directory, scripts for faults."""
 
 from __future__ import annotations
 

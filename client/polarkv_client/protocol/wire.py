@@ -275,7 +275,7 @@ def connect_socket(endpoint: str, deadline: float) -> socket.socket:
     """
     scheme, _, rest = endpoint.partition("://")
     timeout = _remaining(deadline)
-    if scheme == "unix":
+    if scheme == "unix" and rest.startswith("/"):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout)

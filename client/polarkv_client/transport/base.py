@@ -159,6 +159,13 @@ class Transport(ABC):
             Unavailable, Refused, DeadlineExceeded, ProtocolError: it cannot, and why.
         """
 
+    def expect_life(self, grant: HeldGrant) -> None:
+        """Raises Refused when the grant is for another life of the node than this transport leads to."""
+        if grant.body.incarnation != self.node.incarnation:
+            raise errors.Refused(
+                f"the grant is for incarnation {grant.body.incarnation} of {self.node.name}, not {self.node.incarnation}"
+            )
+
     @abstractmethod
     def ended_cleanly(self, error: BaseException) -> bool:
         """Whether, after a read failed with ``error``, no transfer of it can still be running anywhere."""

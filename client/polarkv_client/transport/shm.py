@@ -1,18 +1,21 @@
 """Shared memory on the same host: the slab server hands out its memory, and the client copies by itself.
 
 One-sided: ``preadv``/``pwritev`` on the descriptor, one copy, no work on the server. A mapping would copy under
-Python's global lock and turn a truncated file into a signal; the system calls do neither.
+Python's global lock and turn a truncated file into a signal; the system calls do neither. Only hugetlbfs, which has no ``write``, is
+mapped for writes.
 """
 
 from __future__ import annotations
 
 import array
+import mmap
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import xxhash
 
@@ -22,6 +25,8 @@ from polarkv_client.keys import short
 from polarkv_client.protocol import wire
 from polarkv_client.protocol.messages import NodeInfo, Op, SlabAttach, SlabAttached
 from polarkv_client.transport.base import PIECE_BYTES, HeldGrant, Pick, Scope, Transport, verify
+
+Part = bytes | bytearray | memoryview
 
 
 class ShmTransport(Transport):
@@ -34,10 +39,13 @@ class ShmTransport(Transport):
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._descriptor = -1
+        self._memory_bytes = 0
+        self._mapping: mmap.mmap | None = None  # where the file system has no write
         self._users = 0
         self._closed = False
 
     def reach(self, grant: HeldGrant, scope: Scope) -> None:
+        self.expect_life(grant)
         if self._descriptor >= 0:
             return
         deadline = min(scope.deadline, time.monotonic() + self._connect_timeout_s)
@@ -55,9 +63,12 @@ class ShmTransport(Transport):
             if self._descriptor >= 0:  # another thread was faster
                 os.close(descriptor)
             else:
+                self._mapping = None if _can_write(descriptor) else mmap.mmap(descriptor, attached.memory_bytes)
+                self._memory_bytes = attached.memory_bytes
                 self._descriptor = descriptor
 
     def read(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[errors.PolarKVError | None]:
+        self._expect_within(grant, picks)
         results: list[errors.PolarKVError | None] = []
         header = bytearray(layout.HEADER_BYTES)
         try:
@@ -70,8 +81,19 @@ class ShmTransport(Transport):
         return results
 
     def write(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[int]:
+        self._expect_within(grant, picks)
         with self._use() as descriptor:
-            return [_write_one(descriptor, pick, grant.body.tenant, scope) for pick in picks]
+            put = partial(os.pwritev, descriptor) if self._mapping is None else partial(_put_mapped, self._mapping)
+            return [_write_one(put, pick, grant.body.tenant, scope) for pick in picks]
+
+    def _expect_within(self, grant: HeldGrant, picks: Sequence[Pick]) -> None:
+        """Nobody checks what this side does: a write beyond the end would make the node's memory grow."""
+        self.expect_life(grant)
+        for pick in picks:
+            extent = pick.extent
+            end = extent.offset_bytes + layout.stride_bytes(extent.length_bytes)
+            if extent.offset_bytes < 0 or end > self._memory_bytes:
+                raise errors.Refused(f"an extent at {extent.offset_bytes} lies outside the memory of {self.node.name}")
 
     def ended_cleanly(self, error: BaseException) -> bool:
         return True  # this side makes the copies: when the call returns, they are over
@@ -102,13 +124,15 @@ class ShmTransport(Transport):
         if not self._users and self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            if self._mapping is not None:
+                self._mapping.close()
 
 
 def _read_one(descriptor: int, pick: Pick, header: bytearray, scope: Scope) -> xxhash.xxh3_64:
     """Header and payload of one extent; the checksum of the payload."""
     digest = xxhash.xxh3_64()
     offset = pick.extent.offset_bytes
-    first: list[bytearray | memoryview] = [header]  # the header comes with the first piece, in one call
+    first: list[Part] = [header]  # the header comes with the first piece, in one call
     for piece in pieces(pick.views, PIECE_BYTES):
         scope.check()
         vector = [*first, *piece]
@@ -122,30 +146,48 @@ def _read_one(descriptor: int, pick: Pick, header: bytearray, scope: Scope) -> x
     return digest
 
 
-def _write_one(descriptor: int, pick: Pick, tenant: int, scope: Scope) -> int:
+def _write_one(put: Callable[[Sequence[Part], int], int], pick: Pick, tenant: int, scope: Scope) -> int:
     """Erase the header, write the payload, then the header: nobody ever meets half a chunk under a valid one."""
     digest = xxhash.xxh3_64()
     extent = pick.extent
     offset = extent.offset_bytes
-    first: list[bytes | memoryview] = [layout.ERASED]  # a vector is copied in order
+    first: list[Part] = [layout.ERASED]  # a vector is copied in order
     for piece in pieces(pick.views, PIECE_BYTES):
         scope.check()
         for part in piece:
             digest.update(part)
         vector = [*first, *piece]
         size = sum(map(len, vector))
-        if os.pwritev(descriptor, vector, offset) != size:
+        if put(vector, offset) != size:
             raise errors.Unavailable(f"{short(extent.key)}: the node's memory took only a part")
         offset += size
         first = []
     checksum = digest.intdigest()
     scope.check()
-    os.pwrite(
-        descriptor,
-        layout.pack_header(layout.Header(extent.key, extent.length_bytes, checksum, tenant)),
-        extent.offset_bytes,
-    )
+    # The slot's last bytes go to disk with it: they must not be those of its previous owner.
+    rest = extent.offset_bytes + layout.stride_bytes(extent.length_bytes) - offset
+    if rest:
+        put([bytes(rest)], offset)
+    header = layout.Header(extent.key, extent.length_bytes, checksum, tenant)
+    put([layout.pack_header(header)], extent.offset_bytes)
     return checksum
+
+
+def _can_write(descriptor: int) -> bool:
+    try:
+        os.pwritev(descriptor, [b""], 0)
+    except OSError:
+        return False
+    return True
+
+
+def _put_mapped(mapping: mmap.mmap, vector: Sequence[Part], offset: int) -> int:
+    """As ``pwritev``, on a mapping."""
+    start = offset
+    for part in vector:
+        mapping[offset : offset + len(part)] = part
+        offset += len(part)
+    return offset - start
 
 
 def _attach(connection: wire.Connection, signed: bytes, deadline: float) -> tuple[int, SlabAttached]:

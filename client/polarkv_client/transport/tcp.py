@@ -37,12 +37,14 @@ class TcpTransport(Transport):
         self._closed = False
 
     def reach(self, grant: HeldGrant, scope: Scope) -> None:
+        self.expect_life(grant)
         with self._lock:
             if self._idle:
                 return
         self._put(self._open(scope))
 
     def read(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[errors.PolarKVError | None]:
+        self.expect_life(grant)
         results: list[errors.PolarKVError | None] = []
         request = SlabRead(grant.signed, [pick.place for pick in picks])
         try:
@@ -59,6 +61,7 @@ class TcpTransport(Transport):
         return results
 
     def write(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[int]:
+        self.expect_life(grant)
         request = SlabWrite(grant.signed, [pick.place for pick in picks])
         with self._stream(Op.SLAB_WRITE, request, scope) as stream:
             try:
