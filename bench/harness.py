@@ -17,14 +17,16 @@ from bench.limits.disk import DirectDisk
 from bench.limits.memory import MemoryCopy
 from bench.limits.tcp import TcpStream
 from bench.provision import spec
-from bench.quiet import busy_share, wait_for_quiet
+from bench.quiet import OtherWork, wait_for_quiet
 from bench.remote import RemoteSubject
-from bench.results import Results
+from bench.results import Results, Series
 from bench.subject import LOOKUP_BATCHES, SubjectError
 
 LIMITS = "limits"
 # Failing this often in one run ends a subject; a single failure is recorded and it goes on.
 MAX_FAILURES = 2
+# Rounds are added, while time is left, until every row has so many samples that other work did not disturb.
+MINIMUM_QUIET = 5
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Plan:
     total_bytes: int
     lookup_seconds: float
     patience_seconds: float
+    extra_until_seconds: float
     directory: Path
 
 
@@ -46,6 +49,7 @@ class Harness:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._say = say
+        self._began = time.monotonic()
         self._limits: list[Limit] = []
         self._subjects: dict[str, RemoteSubject] = {}
         self._failure_counts: dict[str, int] = {}
@@ -58,11 +62,13 @@ class Harness:
         try:
             self._start(logs)
             self._warm_up()
-            for index in range(self._plan.rounds):
+            index = 0
+            while index < self._plan.rounds or self._wants_more():
                 for size in self._plan.sizes_bytes:
                     self._cell(index, size)
-            if self._plan.lookup_seconds > 0:
-                self._lookups()
+                if self._plan.lookup_seconds > 0:
+                    self._lookups(index)
+                index += 1
         finally:
             for subject in self._subjects.values():
                 subject.close()
@@ -94,34 +100,39 @@ class Harness:
         self._say("warmed up")
 
     def _cell(self, index: int, size: int) -> None:
-        """One round at one size. The machine's own noise is looked at before and after, and the worse one counts."""
-        before = wait_for_quiet(self._plan.patience_seconds)
+        """One round at one size."""
+        wait_for_quiet(self._plan.patience_seconds)
         began = time.monotonic()
         for limit in self._limits:
             with self._guard(limit.name):
-                self.results.add(size, limit.name, limit.measure(size), index)
+                work = OtherWork()
+                values = limit.measure(size)
+                self.results.series(size, limit.name).add(values, work.share())
         for name, subject in list(self._subjects.items()):
             with self._guard(name):
+                work = OtherWork()
                 answer = subject.call("round", tag=f"round-{index}", value_bytes=size)
-                rates = {"put": answer["put_gbps"], "get": answer["get_gbps"]}
-                self.results.add(size, name, rates, index)
-        took = time.monotonic() - began
-        busy = max(before, busy_share())
-        self.results.busy.setdefault(size, []).append(busy)
-        self._say(
-            f"round {index + 1}/{self._plan.rounds}, {size // 1024} KiB: {took:.1f} s, {busy:.0%} busy with others"
-        )
+                values = {"put": answer["put_gbps"], "get": answer["get_gbps"]}
+                self.results.series(size, name).add(values, work.share())
+        self._say(f"round {index + 1}, {size // 1024} KiB: {time.monotonic() - began:.1f} s")
 
-    def _lookups(self) -> None:
-        for index in range(self._plan.rounds):
-            before = wait_for_quiet(self._plan.patience_seconds)
-            for name, subject in list(self._subjects.items()):
-                with self._guard(name):
-                    for keys in LOOKUP_BATCHES:
-                        answer = subject.call("lookup", batch_size=keys, seconds=self._plan.lookup_seconds)
-                        self.results.add_lookup(name, keys, answer["calls_per_second"], index)
-            self.results.lookup_busy.append(max(before, busy_share()))
-            self._say(f"lookups {index + 1}/{self._plan.rounds}")
+    def _lookups(self, index: int) -> None:
+        wait_for_quiet(self._plan.patience_seconds)
+        for name, subject in list(self._subjects.items()):
+            with self._guard(name):
+                work = OtherWork()
+                seconds = self._plan.lookup_seconds
+                answers = {keys: subject.call("lookup", batch_size=keys, seconds=seconds) for keys in LOOKUP_BATCHES}
+                subject.call("lookup_end")
+                values = {str(keys): answer["calls_per_second"] for keys, answer in answers.items()}
+                self.results.lookups.setdefault(name, Series()).add(values, work.share())
+        self._say(f"round {index + 1}, lookups")
+
+    def _wants_more(self) -> bool:
+        """Whether some row has too few quiet samples and there is time left for another round."""
+        if time.monotonic() - self._began > self._plan.extra_until_seconds:
+            return False
+        return any(one.quiet < MINIMUM_QUIET for one in self.results.all_series())
 
     @contextlib.contextmanager
     def _guard(self, name: str, *, fatal: bool = False) -> Any:

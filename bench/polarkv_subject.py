@@ -52,7 +52,7 @@ class AdminApi:
 
 
 class PolarKVSubject(Subject):
-    """`transport` is the client's setting; `on_disk`: a put ends when the value is on disk, a get reads it from there."""
+    """`transport` is the client's setting. `on_disk`: a put ends when the value is on disk, a get reads it there."""
 
     def __init__(self, transport: str, *, on_disk: bool = False) -> None:
         super().__init__()

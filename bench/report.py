@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from bench.quiet import MINIMUM_SAMPLES, QUIET_BUSY_SHARE
 from bench.results import Results, Summary
 from bench.subject import LOOKUP_BATCHES
 from bench.targets import Verdict, judge, size_name
@@ -23,11 +24,9 @@ def _rate_cell(one: Summary | None) -> str:
 
 
 def _rates(results: Results) -> str:
-    sizes = sorted(results.samples)
-    names = list(
-        dict.fromkeys(
-            (row, metric) for size in sizes for row, metrics in results.samples[size].items() for metric in metrics
-        )
+    sizes = sorted(results.rates)
+    names = dict.fromkeys(
+        (row, metric) for size in sizes for row, one in results.rates[size].items() for metric in one.values
     )
     rows = [
         [f"{row}: {metric}", *(_rate_cell(results.rate(size, row, metric)) for size in sizes)] for row, metric in names
@@ -61,11 +60,16 @@ def _verdicts(verdicts: Iterable[Verdict]) -> str:
 
 
 def _quietness(results: Results) -> str:
-    parts = []
-    for size, shares in sorted(results.busy.items()):
-        loudest = max(shares[index] for index in results.used_rounds(size))
-        parts.append(f"{size_name(size)}: {len(results.used_rounds(size))} of {len(shares)} (≤ {loudest:.0%} busy)")
-    return "Rounds used, and the share of the processors that other work had in them: " + "; ".join(parts) + ".\n"
+    every = results.all_series()
+    summaries = [found for one in every for metric in one.values if (found := one.summary(metric))]
+    loudest = max((one.busy for one in summaries), default=0.0)
+    fewest = min((one.used for one in summaries), default=0)
+    noisy = sum(one.busy > QUIET_BUSY_SHARE for one in summaries)
+    return (
+        f"Samples count when other work had at most {QUIET_BUSY_SHARE:.0%} of the processors while they were taken; "
+        f"with fewer than {MINIMUM_SAMPLES} such samples, the quietest {MINIMUM_SAMPLES} count. In this run: at least "
+        f"{fewest} a cell, {noisy} of {len(summaries)} cells used noisier ones, the worst with {loudest:.0%}.\n"
+    )
 
 
 def _about(results: Results) -> str:

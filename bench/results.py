@@ -1,4 +1,4 @@
-"""What a run recorded, and its medians over quiet rounds."""
+"""What a run recorded, and its medians over quiet samples."""
 
 from __future__ import annotations
 
@@ -7,74 +7,87 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.quiet import quiet_rounds
+from bench.quiet import QUIET_BUSY_SHARE, usable
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Median and range of the rounds used."""
+    """Median and range of the samples used; `busy` is the most that other work took of the processors in them."""
 
     median: float
     low: float
     high: float
-    rounds: int
+    used: int
+    busy: float
+
+
+@dataclass
+class Series:
+    """Samples of one row: `values[metric][i]` was taken while other work had the share `busy[i]` of the processors."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+    busy: list[float | None] = field(default_factory=list)
+
+    def add(self, values: dict[str, float], busy: float) -> None:
+        for metric, value in values.items():
+            self.values.setdefault(metric, []).append(value)
+        self.busy.append(busy)
+
+    def summary(self, metric: str) -> Summary | None:
+        series: Sequence[float] = self.values.get(metric, [])
+        indices = [index for index in usable(self.busy) if index < len(series)]
+        if not indices:
+            return None
+        used = [series[index] for index in indices]
+        busy = max(share for index in indices if (share := self.busy[index]) is not None)
+        return Summary(statistics.median(used), min(used), max(used), len(used), busy)
+
+    @property
+    def quiet(self) -> int:
+        return sum(share is not None and share <= QUIET_BUSY_SHARE for share in self.busy)
 
 
 @dataclass
 class Results:
-    """`samples[size][row][metric]` has one value a round (None where it failed), in GB/s; `lookups[row][keys]` has
-    calls a second. `busy[size]` and `lookup_busy` are the shares of the processors that others used in each round."""
+    """`rates[size][row]` in GB/s; `lookups[row]` in calls a second, with the number of keys as the metric."""
 
     machine: dict[str, Any] = field(default_factory=dict)
     about: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    samples: dict[int, dict[str, dict[str, list[float | None]]]] = field(default_factory=dict)
-    busy: dict[int, list[float]] = field(default_factory=dict)
-    lookups: dict[str, dict[int, list[float | None]]] = field(default_factory=dict)
-    lookup_busy: list[float] = field(default_factory=list)
+    rates: dict[int, dict[str, Series]] = field(default_factory=dict)
+    lookups: dict[str, Series] = field(default_factory=dict)
 
-    def add(self, size: int, row: str, values: dict[str, float], round_index: int) -> None:
-        metrics = self.samples.setdefault(size, {}).setdefault(row, {})
-        for metric, value in values.items():
-            _put(metrics.setdefault(metric, []), round_index, value)
-
-    def add_lookup(self, row: str, keys: int, calls_per_second: float, round_index: int) -> None:
-        _put(self.lookups.setdefault(row, {}).setdefault(keys, []), round_index, calls_per_second)
+    def series(self, size: int, row: str) -> Series:
+        return self.rates.setdefault(size, {}).setdefault(row, Series())
 
     def rate(self, size: int, row: str, metric: str) -> Summary | None:
-        series = self.samples.get(size, {}).get(row, {}).get(metric, [])
-        return _summary(series, self.busy.get(size, []))
+        found = self.rates.get(size, {}).get(row)
+        return found.summary(metric) if found else None
 
     def best_rate(self, size: int, row: str, prefix: str = "") -> Summary | None:
         """The metric of `row` with the highest median, of those whose name begins with `prefix`."""
-        metrics = self.samples.get(size, {}).get(row, {})
-        found = [self.rate(size, row, metric) for metric in metrics if metric.startswith(prefix)]
-        return max((one for one in found if one), key=lambda one: one.median, default=None)
-
-    def used_rounds(self, size: int) -> list[int]:
-        return quiet_rounds(self.busy.get(size, []))
+        found = self.rates.get(size, {}).get(row, Series())
+        summaries = [found.summary(metric) for metric in found.values if metric.startswith(prefix)]
+        return max((one for one in summaries if one), key=lambda one: one.median, default=None)
 
     def lookup_rate(self, row: str, keys: int) -> Summary | None:
-        return _summary(self.lookups.get(row, {}).get(keys, []), self.lookup_busy)
+        found = self.lookups.get(row)
+        return found.summary(str(keys)) if found else None
+
+    def all_series(self) -> list[Series]:
+        return [one for rows in self.rates.values() for one in rows.values()] + list(self.lookups.values())
 
     def as_json(self) -> dict[str, Any]:
-        rates = {
-            str(size): {
-                row: {metric: vars(one) for metric in metrics if (one := self.rate(size, row, metric))}
-                for row, metrics in rows.items()
-            }
-            for size, rows in self.samples.items()
+        def shown(one: Series) -> dict[str, Any]:
+            medians = {metric: vars(found) for metric in one.values if (found := one.summary(metric))}
+            return {"summary": medians, "samples": one.values, "others_busy_share": one.busy}
+
+        return {
+            "machine": self.machine,
+            "about": self.about,
+            "failures": self.failures,
+            "rates_gbps": {
+                str(size): {row: shown(one) for row, one in rows.items()} for size, rows in self.rates.items()
+            },
+            "lookup_calls_per_second": {row: shown(one) for row, one in self.lookups.items()},
         }
-        return {**vars(self), "rates_gbps": rates}
-
-
-def _put(series: list[float | None], index: int, value: float) -> None:
-    series.extend([None] * (index + 1 - len(series)))
-    series[index] = value
-
-
-def _summary(series: Sequence[float | None], busy: Sequence[float]) -> Summary | None:
-    used = [value for index in quiet_rounds(busy) if index < len(series) and (value := series[index]) is not None]
-    if not used:
-        return None
-    return Summary(statistics.median(used), min(used), max(used), len(used))
