@@ -1,8 +1,8 @@
 """Configuration, declared once: a pydantic model gives flags, the environment's names, the file's names and the docs.
 
 A value comes from, in this order: flag, environment (``POLARKV_<SECTION>_<FIELD>``), file (``[section]`` and
-``field = value`` in TOML, or the same as JSON), default. Byte sizes may be written ``4GiB`` everywhere; their flags drop
-the ``_bytes``.
+``field = value`` in TOML, or the same as JSON), default. Byte sizes may be written ``4GiB`` everywhere; their flags
+drop the ``_bytes``.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @output_options
     @click.option(
         "--connection", type=click.Path(path_type=Path), metavar="FILE",
-        help=f"The cluster's connection file, or its folder. Default: ${CONNECTION_VARIABLE}, ./.polarkv/, ~/.polarkv/.",
+        help=f"Connection file of a cluster, or its folder. Default: ${CONNECTION_VARIABLE}, ./.polarkv/, ~/.polarkv/.",
     )  # fmt: skip
     @functools.wraps(command)
     def with_session(as_json: bool, connection: Path | None, config: Path | None, **others: Any) -> Any:

@@ -12,7 +12,7 @@ from polarkv_client.cli.common import output_options
 from polarkv_client.settings_cli import Section
 from polarkv_dataplane.disk.settings import DiskSettings
 from polarkv_dataplane.embedded.lifetime import die_with_supervisor
-from polarkv_dataplane.manager.shell.settings import ManagerSettings
+from polarkv_dataplane.manager.settings import ManagerSettings
 from polarkv_dataplane.runtime import log
 from polarkv_dataplane.slab.settings import SlabSettings
 

@@ -101,34 +101,16 @@ def plan_children(
     settings: UpSettings, places: Places, http_port: int, config: Path | None, log_level: str
 ) -> list[Child]:
     """The processes of the cluster: a manager, and a slab server and a disk server for each cache node."""
-    common = ["--log-level", log_level, *(["--config", str(config)] if config else [])]
-    manager_endpoint = f"unix://{places.socket('manager')}"
-    plans: list[tuple[str, list[str]]] = [
-        (
-            "manager",
-            [
-                "manager", *common,
-                "--unix-socket", str(places.socket("manager")),
-                "--http-host", "127.0.0.1", "--http-port", str(http_port),
-                "--secret-file", str(places.secret),
-                "--tokens-file", str(places.tokens),
-            ],
-        )
-    ]  # fmt: skip
+    common = ["--log-level", log_level, "--secret-file", str(places.secret)]
+    common += ["--config", str(config)] if config else []
+    endpoint = f"unix://{places.socket('manager')}"
+    manager = ["--rpc", endpoint, "--http-host", "127.0.0.1", "--http-port", str(http_port)]
+    plans = [("manager", ["manager", *common, *manager, "--tokens-file", str(places.tokens)])]
     for node in range(settings.nodes):
-        shared = ["--node", f"node-{node}", "--manager", manager_endpoint, "--secret-file", str(places.secret)]
-        slab_socket = str(places.socket(f"slab-{node}"))
-        slab = ["--memory", str(int(settings.memory_bytes)), "--unix-socket", slab_socket]
-        disk = [
-            "--directories",
-            str(places.disk(node)),
-            "--capacity",
-            str(int(settings.disk_bytes)),
-            "--slab-socket",
-            slab_socket,
-        ]
-        plans += [
-            (f"slab-{node}", ["slab", *common, *shared, *slab]),
-            (f"disk-{node}", ["disk", *common, *shared, *disk]),
-        ]
+        shared = [*common, "--node", f"node-{node}", "--manager", endpoint]
+        unix_socket = str(places.socket(f"slab-{node}"))
+        slab = ["--memory", str(int(settings.memory_bytes)), "--unix-socket", unix_socket]
+        disk = ["--directories", str(places.disk(node)), "--slab-socket", unix_socket]
+        disk += ["--capacity", str(int(settings.disk_bytes))]
+        plans += [(f"slab-{node}", ["slab", *shared, *slab]), (f"disk-{node}", ["disk", *shared, *disk])]
     return [Child(name, arguments, places.log(name), {}) for name, arguments in plans]

@@ -11,6 +11,7 @@ from pydantic import ByteSize, Field, field_validator
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.settings_cli import show_size
 from polarkv_dataplane.runtime.settings import Settings
+from polarkv_dataplane.slab.machine import memory_limit
 
 MIN_MEMORY_BYTES = 16 << 20
 
@@ -49,57 +50,20 @@ def check_machine(settings: UpSettings) -> None:
     Raises:
         ConfigurationError: more memory than there is, or more disk than the file system has.
     """
-    _check_room(
-        "up.memory_bytes (--memory)",
-        settings.nodes,
-        settings.memory_bytes,
-        free_memory_bytes(),
-        "memory of this machine",
-    )
+    free_bytes, reason = memory_limit()
+    _check_room("up.memory_bytes (--memory)", settings.nodes, settings.memory_bytes, free_bytes, reason)
     own_bytes = sum(used_bytes(path) for path in settings.dir.glob("node-*"))
     free_bytes = shutil.disk_usage(settings.dir).free + own_bytes
-    _check_room(
-        "up.disk_bytes (--disk)", settings.nodes, settings.disk_bytes, free_bytes, f"file system of {settings.dir}"
-    )
+    reason = f"the free space of the file system of {settings.dir}"
+    _check_room("up.disk_bytes (--disk)", settings.nodes, settings.disk_bytes, free_bytes, reason)
 
 
-def _check_room(field: str, nodes: int, each_bytes: int, free_bytes: int, what: str) -> None:
+def _check_room(field: str, nodes: int, each_bytes: int, free_bytes: int, reason: str) -> None:
     if nodes * each_bytes <= free_bytes:
         return
     most = show_size(free_bytes // nodes // (1 << 20) * (1 << 20))
-    fix = f"{nodes} × that exceeds the {show_size(free_bytes)} free in the {what}: use at most {most}, or fewer --nodes"
+    fix = f"{nodes} × that exceeds {reason}, {show_size(free_bytes)}: use at most {most}, or fewer --nodes"
     raise ConfigurationError(field, show_size(each_bytes), fix)
-
-
-def free_memory_bytes() -> int:
-    """Memory that can be had: what the kernel calls available, less where a cgroup's limit is closer."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    return min([available, *_cgroup_room()])
-
-
-def _cgroup_room() -> list[int]:
-    """Room under the memory limit of this process's cgroup and of those above it (version 2; none elsewhere)."""
-    rooms = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-        path = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
-    except (OSError, StopIteration):
-        return []
-    root = Path("/sys/fs/cgroup")
-    folder = root / path
-    while True:
-        try:
-            limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-            if limit != "max":
-                rooms.append(int(limit) - int((folder / "memory.current").read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            pass
-        if folder == root or root not in folder.parents:
-            return rooms
-        folder = folder.parent
 
 
 def used_bytes(folder: Path) -> int:
