@@ -31,7 +31,7 @@ def test_it_opens_after_failures_in_a_row() -> None:
     made.check(0.0)
     made.failure("gone", 0.0)
     assert made.state is BreakerState.OPEN
-    with pytest.raises(BreakerOpen, match="peer.*gone"):
+    with pytest.raises(BreakerOpen, match=r"peer.*gone"):
         made.check(0.5)
 
 

@@ -163,7 +163,7 @@ class Transport(ABC):
         """Raises Refused when the grant is for another life of the node than this transport leads to."""
         if grant.body.incarnation != self.node.incarnation:
             raise errors.Refused(
-                f"the grant is for incarnation {grant.body.incarnation} of {self.node.name}, not {self.node.incarnation}"
+                f"{self.node.name}: the grant is for incarnation {grant.body.incarnation}, not {self.node.incarnation}"
             )
 
     @abstractmethod

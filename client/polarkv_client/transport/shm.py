@@ -1,8 +1,8 @@
 """Shared memory on the same host: the slab server hands out its memory, and the client copies by itself.
 
 One-sided: ``preadv``/``pwritev`` on the descriptor, one copy, no work on the server. A mapping would copy under
-Python's global lock and turn a truncated file into a signal; the system calls do neither. Only hugetlbfs, which has no ``write``, is
-mapped for writes.
+Python's global lock and turn a truncated file into a signal; the system calls do neither. Only hugetlbfs, which has no
+``write``, is mapped for writes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from polarkv_client.transport.base import PIECE_BYTES, POLL_S, HeldGrant, Pick, 
 
 _CHECKSUM = struct.Struct("<Q")
 _IDLE_CONNECTIONS = 16
-_EMPTY_BODY_BYTES = 1  # an Empty in MessagePack
 
 
 class TcpTransport(Transport):
@@ -181,18 +180,17 @@ class _Stream:
 
     def answer(self, scope: Scope) -> None:
         """Receive the OK frame. Raises what the peer reports instead."""
-        raw = bytearray(wire.HEAD.size + _EMPTY_BODY_BYTES)
-        self._receive([memoryview(raw)], scope)
-        op, request_id, length_bytes, status = wire.decode_head(raw[: wire.HEAD.size])
+        head = bytearray(wire.HEAD.size)
+        self._receive([memoryview(head)], scope)
+        op, request_id, length_bytes, status = wire.decode_head(head)
         body = bytearray(length_bytes)
-        body[:_EMPTY_BODY_BYTES] = raw[wire.HEAD.size :]
-        if length_bytes > _EMPTY_BODY_BYTES:
-            self._receive([memoryview(body)[_EMPTY_BODY_BYTES:]], scope)
+        if body:
+            self._receive([memoryview(body)], scope)
         wire.raise_failure(wire.Frame(op, request_id, status, bytes(body)))
 
     def raise_reported(self, scope: Scope) -> None:
         """Raise what the peer sent before it closed, if it did."""
-        with contextlib.suppress(errors.Unavailable, errors.ProtocolError):
+        with contextlib.suppress(errors.Unavailable):
             self.answer(scope)
 
     def receive_chunk(self, header: bytearray, views: Views, scope: Scope) -> xxhash.xxh3_64:
@@ -238,6 +236,8 @@ class _Stream:
             try:
                 count = self.sock.sendmsg(vector)
             except TimeoutError:
+                if not self.alive():
+                    raise errors.Unavailable(f"{self.name} takes no more, and has answered or gone") from None
                 continue
             except OSError as error:
                 scope.check()

@@ -1,0 +1,49 @@
+"""A real slab server for each module, and a transport of each kind to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.peers import KINDS, Bench, make
+from tests.support.slab_process import SlabProcess, start_slab
+
+
+@pytest.fixture(scope="module")
+def slab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlabProcess]:
+    """A slab server that the tests of a module share; none of them may harm it."""
+    server = start_slab(tmp_path_factory.mktemp("slab"), memory_bytes=128 << 20)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_slab(tmp_path: Path) -> Iterator[SlabProcess]:
+    """A slab server that a test may kill."""
+    server = start_slab(tmp_path, memory_bytes=64 << 20)
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The transport under test."""
+    return str(request.param)
+
+
+@pytest.fixture
+def bench(slab: SlabProcess, kind: str) -> Iterator[Bench]:
+    """The shared slab server and a transport of this kind."""
+    made = Bench(slab, make(kind, slab.info))
+    yield made
+    made.transport.close()
+
+
+@pytest.fixture
+def own_bench(own_slab: SlabProcess, kind: str) -> Iterator[Bench]:
+    """A slab server of one's own and a transport of this kind."""
+    made = Bench(own_slab, make(kind, own_slab.info))
+    yield made
+    made.transport.close()

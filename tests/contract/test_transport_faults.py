@@ -1,0 +1,329 @@
+"""What every transport promises when its peer dies, stalls, lies or falls silent. Every wait ends in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from polarkv_client import errors, layout
+from polarkv_client.protocol.grants import Access
+from polarkv_client.protocol.messages import Empty, Op, SlabAttached
+from polarkv_client.protocol.wire import HEAD, encode_frame
+from polarkv_client.transport import base
+from polarkv_client.transport.base import Scope
+from tests.contract.peers import Bench, black_hole, impostor, make, payload, picks, soon
+from tests.support.slab_process import SlabProcess
+from tests.support.waiting import wait_until
+
+SLACK_S = base.POLL_S + 0.3  # what a loaded machine adds
+
+
+@contextmanager
+def in_time(seconds: float) -> Iterator[None]:
+    """The block takes no longer than ``seconds`` and the slack."""
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < seconds + SLACK_S
+
+
+def moves(bench: Bench, access: Access, scope: Scope, count: int = 8) -> list[errors.PolarKVError | None]:
+    """Read or write ``count`` chunks; the errors."""
+    extents = bench.extents([1 << 20] * count)
+    grant = bench.grant(access, extents)
+    buffers: list[object] = [bytearray(1 << 20) for _ in extents]
+    try:
+        bench.transport.reach(grant, scope)
+        if access is Access.READ:
+            return bench.transport.read(grant, picks(extents, buffers), scope)
+        bench.transport.write(grant, picks(extents, buffers), scope)
+    except errors.PolarKVError as error:
+        return [error] * count
+    return [None] * count
+
+
+@pytest.mark.parametrize("access", list(Access))
+def test_a_black_hole_costs_the_deadline_and_no_more(
+    slab: SlabProcess, kind: str, access: Access, tmp_path: Path
+) -> None:
+    with impostor(kind, black_hole, slab.info, str(tmp_path)) as info:
+        bench = Bench(slab, make(kind, info))
+        with in_time(0.3):
+            results = moves(bench, access, soon(0.3))
+        assert {type(result) for result in results} == {errors.DeadlineExceeded}
+        bench.transport.close()
+
+
+@pytest.mark.parametrize("access", list(Access))
+def test_a_cancellation_wakes_what_waits(slab: SlabProcess, kind: str, access: Access, tmp_path: Path) -> None:
+    if kind == "shm":
+        pytest.skip("the only wait is the attach, bounded by the connect time-out")
+    with impostor(kind, black_hole, slab.info, str(tmp_path)) as info:
+        bench = Bench(slab, make(kind, info))
+        scope = soon(30)
+        threading.Timer(0.1, scope.cancel).start()
+        with in_time(0.1):
+            results = moves(bench, access, scope)
+        assert {type(result) for result in results} == {errors.Cancelled}
+        bench.transport.close()
+
+
+@pytest.mark.parametrize("access", list(Access))
+def test_nobody_there_is_unavailable(own_slab: SlabProcess, kind: str, access: Access) -> None:
+    bench = Bench(own_slab, make(kind, own_slab.info))
+    own_slab.kill()
+    with in_time(0):
+        results = moves(bench, access, soon())
+    assert {type(result) for result in results} == {errors.Unavailable}
+    bench.transport.close()
+
+
+def garbage(sock: socket.socket) -> None:
+    sock.recv(1 << 16)
+    sock.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def cut_head(sock: socket.socket) -> None:
+    sock.recv(1 << 16)
+    sock.sendall(b"PK\1")
+    sock.shutdown(socket.SHUT_RDWR)
+
+
+def hang_up(sock: socket.socket) -> None:
+    sock.recv(1 << 16)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()  # a reset, not an end
+
+
+def endless_body(sock: socket.socket) -> None:
+    sock.recv(1 << 16)
+    sock.sendall(HEAD.pack(b"PK", 1, 70, 1, 0xFFFF_FFFF, 0))
+
+
+@pytest.mark.parametrize("serve", [garbage, cut_head, hang_up, endless_body])
+def test_a_peer_that_talks_nonsense_is_an_error(
+    slab: SlabProcess, kind: str, serve: Callable[[socket.socket], None], tmp_path: Path
+) -> None:
+    with impostor(kind, serve, slab.info, str(tmp_path)) as info:
+        for access in Access:
+            bench = Bench(slab, make(kind, info))
+            with in_time(1):
+                results = moves(bench, access, soon(1))
+            assert all(isinstance(result, errors.ProtocolError | errors.Unavailable) for result in results)
+            bench.transport.close()
+
+
+def test_an_attach_without_a_descriptor_is_an_error(slab: SlabProcess, tmp_path: Path) -> None:
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        sock.sendall(encode_frame(Op.SLAB_ATTACH, 1, SlabAttached("p", 7, slab.info.incarnation, 1 << 20)))
+
+    with impostor("shm", serve, slab.info, str(tmp_path)) as info:
+        bench = Bench(slab, make("shm", info))
+        assert isinstance(moves(bench, Access.READ, soon())[0], errors.ProtocolError)
+
+
+@pytest.mark.parametrize("extra", [0, 2])
+def test_descriptors_that_are_not_kept_are_closed(slab: SlabProcess, tmp_path: Path, extra: int) -> None:
+    """Of another incarnation, or too many: none may leak."""
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        answer = encode_frame(Op.SLAB_ATTACH, 1, SlabAttached("p", 7, slab.info.incarnation + 1 - extra // 2, 1 << 20))
+        with open("/dev/zero", "rb") as file:
+            socket.send_fds(sock, [answer], [file.fileno()] * (1 + extra))
+
+    with impostor("shm", serve, slab.info, str(tmp_path)) as info:
+        before = leaks()
+        bench = Bench(slab, make("shm", info))
+        assert isinstance(moves(bench, Access.READ, soon())[0], errors.Refused | errors.ProtocolError)
+        assert wait_until(lambda: leaks() == before, "the descriptors to be closed")
+
+
+def leaks() -> int:
+    """Descriptors of this process that lead to the device the peer hands out."""
+    return sum(os.path.realpath(f"/proc/self/fd/{name}") == "/dev/zero" for name in os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("after_bytes", [0, 63, 64, 3000, 5063, 5064, 9000])
+def test_a_stream_that_ends_early_spoils_the_rest_only(slab: SlabProcess, after_bytes: int, tmp_path: Path) -> None:
+    bench = Bench(slab, make("tcp", slab.info))
+    chunks = [payload(5000, seed) for seed in range(2)]
+    extents = bench.store(chunks)
+    stream = b"".join(
+        layout.pack_header(layout.Header(extent.key, 5000, extent.checksum, 9)) + chunk
+        for extent, chunk in zip(extents, chunks, strict=True)
+    )
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        sock.sendall(encode_frame(Op.SLAB_READ, 1, Empty()) + stream[:after_bytes])
+        sock.shutdown(socket.SHUT_RDWR)
+
+    with impostor("tcp", serve, slab.info, str(tmp_path)) as info:
+        transport = make("tcp", info)
+        targets: list[object] = [bytearray(5000), bytearray(5000)]
+        results = transport.read(bench.grant(Access.READ, extents), picks(extents, targets), soon())
+        whole = after_bytes >= 5064
+        assert [result is None for result in results] == [whole, False]
+        assert isinstance(results[1], errors.Unavailable)
+        assert not whole or targets[0] == chunks[0]
+        transport.close()
+    bench.transport.close()
+
+
+def test_a_stream_in_the_wrong_order_is_damage(slab: SlabProcess, tmp_path: Path) -> None:
+    bench = Bench(slab, make("tcp", slab.info))
+    chunks = [payload(5000, seed) for seed in range(2)]
+    extents = bench.store(chunks)
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        sock.sendall(encode_frame(Op.SLAB_READ, 1, Empty()))
+        for extent, chunk in reversed(list(zip(extents, chunks, strict=True))):
+            sock.sendall(layout.pack_header(layout.Header(extent.key, 5000, extent.checksum, 9)) + chunk)
+
+    with impostor("tcp", serve, slab.info, str(tmp_path)) as info:
+        transport = make("tcp", info)
+        results = transport.read(
+            bench.grant(Access.READ, extents), picks(extents, [bytearray(5000), bytearray(5000)]), soon()
+        )
+        assert {type(result) for result in results} == {errors.Damaged}
+        transport.close()
+    bench.transport.close()
+
+
+class Frozen:
+    """A transfer over TCP that is stuck in the middle because the slab server was stopped."""
+
+    def __init__(self, bench: Bench, access: Access, seconds: float) -> None:
+        self.bench = bench
+        count = 16
+        extents = bench.extents([1 << 20] * count)
+        self.buffers = [bytearray(1 << 20) for _ in extents]
+        warm = bench.grant(Access.READ, extents)
+        bench.transport.reach(warm, soon())
+        bench.slab.freeze()
+        grant = bench.grant(access, extents)
+        self.scope = soon(seconds)
+        self.results: list[errors.PolarKVError | None] = []
+        chosen = picks(extents, list(self.buffers))
+
+        def run() -> None:
+            try:
+                if access is Access.READ:
+                    self.results = bench.transport.read(grant, chosen, self.scope)
+                else:
+                    bench.transport.write(grant, chosen, self.scope)
+            except errors.PolarKVError as error:
+                self.results = [error] * count
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+    def join(self, seconds: float) -> None:
+        with in_time(seconds):
+            self.thread.join(seconds + SLACK_S)
+        assert not self.thread.is_alive()
+
+
+@pytest.mark.parametrize("access", list(Access))
+def test_a_stopped_peer_costs_the_deadline_and_touches_nothing_later(own_slab: SlabProcess, access: Access) -> None:
+    bench = Bench(own_slab, make("tcp", own_slab.info))
+    frozen = Frozen(bench, access, 0.3)
+    frozen.join(0.3)
+    assert {type(result) for result in frozen.results} <= {errors.DeadlineExceeded, errors.Damaged, type(None)}
+    assert isinstance(frozen.results[-1], errors.DeadlineExceeded)
+    for buffer in frozen.buffers:
+        buffer[:] = b"!" * len(buffer)
+    os.kill(own_slab.process.pid, signal.SIGCONT)
+    # The same transport goes on with a new connection, and what the old one still had to say reaches nobody.
+    extents = bench.store([payload(70_000)])
+    target = bytearray(70_000)
+    assert bench.transport.read(bench.grant(Access.READ, extents), picks(extents, [target]), soon()) == [None]
+    assert target == payload(70_000)
+    assert all(set(buffer) == {ord("!")} for buffer in frozen.buffers)
+    bench.transport.close()
+
+
+@pytest.mark.parametrize("access", list(Access))
+def test_a_peer_killed_in_the_middle_is_noticed_at_once(own_slab: SlabProcess, access: Access) -> None:
+    bench = Bench(own_slab, make("tcp", own_slab.info))
+    frozen = Frozen(bench, access, 30)
+    own_slab.kill()
+    frozen.join(1)
+    assert isinstance(frozen.results[-1], errors.Unavailable)
+    bench.transport.close()
+
+
+def test_memory_of_a_dead_slab_server_can_be_read_until_the_lease_ends(own_slab: SlabProcess) -> None:
+    """Whether that is allowed is the lease's question: the bytes are still those that were granted."""
+    bench = Bench(own_slab, make("shm", own_slab.info))
+    extents = bench.store([payload(70_000)])
+    grant = bench.grant(Access.READ, extents)
+    own_slab.kill()
+    target = bytearray(70_000)
+    assert bench.transport.read(grant, picks(extents, [target]), soon()) == [None]
+    assert target == payload(70_000)
+    bench.transport.close()
+
+
+def test_a_kept_connection_that_the_peer_has_closed_costs_nothing(own_slab: SlabProcess, tmp_path: Path) -> None:
+    bench = Bench(own_slab, make("tcp", own_slab.info))
+    extents = bench.store([payload(5000)])
+    (kept,) = bench.transport._idle  # type: ignore[attr-defined]
+    os.kill(own_slab.process.pid, signal.SIGSTOP)
+    kept.sock.shutdown(socket.SHUT_WR)  # as a peer that ends the connection while nobody uses it
+    os.kill(own_slab.process.pid, signal.SIGCONT)
+    wait_until(lambda: not kept.alive(), "the end of the connection")
+    target = bytearray(5000)
+    assert bench.transport.read(bench.grant(Access.READ, extents), picks(extents, [target]), soon()) == [None]
+    assert target == payload(5000)
+    bench.transport.close()
+
+
+def test_a_descriptor_outlives_the_close_while_it_is_used(slab: SlabProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number could be another file's by then."""
+    bench = Bench(slab, make("shm", slab.info))
+    extents = bench.store([payload(1 << 20)])
+    target = bytearray(1 << 20)
+    preadv = os.preadv
+
+    def closing(descriptor: int, vector: list[memoryview], offset: int) -> int:
+        bench.transport.close()
+        return preadv(descriptor, vector, offset)
+
+    monkeypatch.setattr(os, "preadv", closing)
+    assert bench.transport.read(bench.grant(Access.READ, extents), picks(extents, [target]), soon()) == [None]
+    assert target == payload(1 << 20)
+    assert bench.transport._descriptor == -1  # type: ignore[attr-defined]
+
+
+def test_the_ticket_is_looked_at_before_every_piece(slab: SlabProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(slab, make("shm", slab.info))
+    extents = bench.extents([4 * base.PIECE_BYTES])
+    grant = bench.grant(Access.WRITE, extents)
+    bench.transport.reach(grant, soon())
+    scope = soon().until(time.monotonic() + 4)
+    pwritev, written = os.pwritev, []
+
+    def slow(descriptor: int, vector: list[bytes], offset: int) -> int:
+        written.append(offset)
+        scope.deadline = time.monotonic() - 1  # the ticket ends while a piece is written
+        return pwritev(descriptor, vector, offset)
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    with pytest.raises(errors.LeaseEnded):
+        bench.transport.write(grant, picks(extents, [bytes(4 * base.PIECE_BYTES)]), scope)
+    assert len(written) == 1
+    monkeypatch.undo()
+    assert layout.unpack_header(bench.peek(extents[0].offset_bytes, 64)) is None
+    bench.transport.close()
