@@ -1,0 +1,3 @@
+"""Fixtures of the tests that run real processes."""
+
+from __future__ import annotations

@@ -1,0 +1,67 @@
+"""What must hold of the manager's books, read from its admin API."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from polarkv_client.states import HAS_DISK, HAS_MEMORY, EntryState, NodeState
+from tests.local.support.world import World
+from tests.support.waiting import wait_until
+
+PASSING = ("WRITING", "OFFLOADING", "LOADING", "PURGING")
+
+
+def settled(world: World, within_s: float = 20.0) -> dict[str, Any]:
+    """Wait until no grant, quarantine or operation is left, and the books add up; return the statistics."""
+
+    def nothing_open() -> dict[str, Any] | None:
+        stats = everything(world)
+        return stats if not open_things(stats) else None
+
+    try:
+        stats = wait_until(nothing_open, "all grants, quarantines and operations to end", within_s, 0.1)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}; still open: {open_things(everything(world))}") from error
+    assert stats is not None
+    check_books(world)
+    return stats
+
+
+def everything(world: World) -> dict[str, Any]:
+    """The statistics, with the cache nodes; the manager may be away for a moment."""
+    try:
+        return {**world.stats(), "nodes": world.nodes()}
+    except OSError as error:
+        return {"leases": str(error), "tickets": 0, "waiting_calls": 0, "entries_by_state": {}, "nodes": []}
+
+
+def open_things(stats: dict[str, Any]) -> dict[str, Any]:
+    """Whatever is under way: grants, waiting calls, states that an answer must end, quarantine, operations, holds."""
+    found = {name: stats[name] for name in ("leases", "tickets", "waiting_calls")}
+    found |= {state: stats["entries_by_state"].get(state, 0) for state in PASSING}
+    for node in stats["nodes"]:
+        found |= {f"{node['name']} {name}": node[name] for name in ("quarantined_slots", "operations", "holds")}
+        if node["state"] != NodeState.ACTIVE:
+            found[f"{node['name']} is {node['state']}"] = True
+    return {name: value for name, value in found.items() if value}
+
+
+def check_books(world: World) -> None:
+    """Entries, slots and disk space as three accounts of one truth (invariants 1, 3 and 12)."""
+    memory: Counter[str] = Counter()
+    disk: Counter[str] = Counter()
+    states: Counter[str] = Counter()
+    for entry in world.entries():
+        states[entry["state"]] += 1
+        state = EntryState[entry["state"]]
+        memory[entry["node"]] += entry["stride_bytes"] if state in HAS_MEMORY else 0
+        disk[entry["node"]] += entry["stride_bytes"] if state in HAS_DISK else 0
+        assert not entry["leases"], entry
+    stats = world.stats()
+    assert dict(states) == {name: count for name, count in stats["entries_by_state"].items() if count}
+    for node in world.nodes():
+        assert memory[node["name"]] == node["memory_used_bytes"] <= node["memory_bytes"], node
+        assert disk[node["name"]] == node["disk_used_bytes"] <= node["disk_bytes"], node
+    assert stats["cross_node_bytes"] == 0
+    assert not stats["counts"].get("internal_errors", 0), stats["counts"]

@@ -1,0 +1,128 @@
+"""Clients that die or stall while they may read or write: late bytes are never anyone's, and memory comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polarkv_client.states import ReadOutcome
+from tests.local.support.invariants import settled
+from tests.local.support.oracle import Caller, Chunks
+from tests.local.support.raw import RawClient
+from tests.local.support.workers import Halted
+from tests.local.support.world import World, recovers, running
+from tests.support.waiting import wait_until
+
+# One slab of one slot: whoever stores next gets the very memory that a late writer still aims at.
+SLOT_BYTES = 16 << 20
+LENGTH_BYTES = 9 << 20
+PIECES = -(-LENGTH_BYTES // (256 << 10))
+
+
+@pytest.fixture(scope="module")
+def one_slot() -> Iterator[World]:
+    with running(1, "16MiB", "256MiB", slab={"slab_bytes": SLOT_BYTES}) as world:
+        yield world
+
+
+@pytest.fixture
+def chunks(request: pytest.FixtureRequest) -> Chunks:
+    return Chunks(request.node.name, (LENGTH_BYTES,))
+
+
+def takes_the_slot(caller: Caller, number: int) -> None:
+    """Store a chunk in the one slot, once its former holder's right and the quarantine are over."""
+    wait_until(
+        lambda: caller.store([number]).stored, f"the slot to be given to chunk {number}; so far {caller.reasons}", 20
+    )
+
+
+@pytest.mark.parametrize(
+    ("transport", "call", "nth"),
+    [
+        ("shm", "pwritev", PIECES // 2),  # in the middle of the payload
+        ("shm", "pwrite", 1),  # right before the header, which would make the slot look whole
+        ("tcp", "sendmsg", PIECES // 2),
+    ],
+)
+def test_a_write_that_goes_on_after_its_ticket_never_shows(
+    one_slot: World, chunks: Chunks, transport: str, call: str, nth: int
+) -> None:
+    with one_slot.caller(chunks) as caller:
+        late = Halted(
+            one_slot.cluster.connection, chunks, [0], operation="store", transport=transport, call=call, nth=nth
+        )
+        try:
+            takes_the_slot(caller, 1)
+            assert caller.load([1]).complete
+            said = late.go_on()
+        finally:
+            late.kill()
+        assert said["calls_after"] >= 1, "the late write was never made: this test shows nothing"
+        assert said["outcomes"][0].startswith("failed"), said
+        # Every byte of a hit is compared by the caller. The late writer's own chunk must not have appeared either.
+        caller.load([1])
+        caller.load([0])
+        assert recovers(caller, [2]) < 20
+        settled(one_slot)
+
+
+@pytest.mark.parametrize(("transport", "call"), [("shm", "preadv"), ("tcp", "recvmsg_into"), ("tcp", "recv_into")])
+def test_a_read_that_goes_on_after_its_lease_is_a_miss(
+    one_slot: World, chunks: Chunks, transport: str, call: str
+) -> None:
+    with one_slot.caller(chunks) as caller:
+        takes_the_slot(caller, 0)
+        late = Halted(one_slot.cluster.connection, chunks, [0], operation="load", transport=transport, call=call, nth=2)
+        try:
+            takes_the_slot(caller, 1)
+            said = late.go_on()
+        finally:
+            late.kill()
+        assert not said["wrong"]
+        # TCP may still have had bytes of its own chunk under way: then they came too late.
+        assert said["outcomes"][0].startswith("miss"), said
+        assert caller.load([1]).complete
+        settled(one_slot)
+
+
+def test_a_client_that_dies_with_tickets_and_leases_gives_them_back(small: World) -> None:
+    chunks = Chunks("dies holding", (60_000,))
+    with small.caller(chunks) as caller:
+        assert caller.store(list(range(20))).present == 20
+        dead = RawClient(small.cluster.connection)
+        leased = dead.acquire(chunks.keys(range(20)))
+        assert set(leased.outcomes) == {ReadOutcome.GRANTED}
+        granted = dead.begin(chunks.keys(range(100, 120)), 60_000)
+        assert granted.ticket
+        stats = small.stats()
+        assert stats["leases"] >= 1 and stats["tickets"] >= 1, stats
+        dead.connection.sock.close()  # no goodbye
+        settled(small)
+        # Its unfinished keys are free again, and all of memory can be given to others.
+        assert recovers(caller, list(range(100, 120))) < 20
+
+
+def test_a_writer_killed_in_the_middle_frees_its_key_and_memory(one_slot: World, chunks: Chunks) -> None:
+    with one_slot.caller(chunks) as caller:
+        dead = Halted(
+            one_slot.cluster.connection,
+            chunks,
+            [0],
+            operation="store",
+            transport="shm",
+            call="pwritev",
+            nth=PIECES // 2,
+        )
+        assert not caller.load([0]).hits
+        dead.kill()
+        takes_the_slot(caller, 0)  # the same key, by another writer
+        assert caller.load([0]).complete
+        settled(one_slot)
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[World]:
+    with running(1, "16MiB", "64MiB") as world:
+        yield world

@@ -1,0 +1,161 @@
+"""Networks that swallow everything, at once or inside a transfer: calls end in time, then go on by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from polarkv_client.sync import SyncClient
+from tests.local.support.invariants import settled
+from tests.local.support.oracle import Caller, Chunks
+from tests.local.support.proxy import Proxy
+from tests.local.support.world import World, recovers, running
+from tests.support.waiting import wait_until
+
+SLAB_HOST = "127.0.0.2"  # what the slab server tells clients; only the proxy listens there
+NUMBERS = list(range(24))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with running(1, "32MiB", "64MiB", slab={"advertise_host": SLAB_HOST}) as world:
+        yield world
+
+
+@pytest.fixture
+def chunks(request: pytest.FixtureRequest) -> Chunks:
+    return Chunks(request.node.name, (200_000,))
+
+
+@pytest.fixture
+def slab_proxy(world: World) -> Iterator[Proxy]:
+    endpoint = world.nodes()[0]["tcp"]
+    port = int(endpoint.rpartition(":")[2])
+    with Proxy(f"tcp://127.0.0.1:{port}", SLAB_HOST, port) as proxy:
+        yield proxy
+
+
+def through(world: World, manager: Proxy, chunks: Chunks, transport: str, **settings: object) -> Caller:
+    """A caller whose way to the manager leads through a proxy."""
+    client = world.client(transport, endpoint=manager.endpoint, manager_timeout_ms=500, **settings)
+    return Caller(client, chunks, deadline_ms=1000)
+
+
+@pytest.fixture
+def manager_proxy(world: World) -> Iterator[Proxy]:
+    with Proxy(f"unix://{world.places.socket('manager')}") as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_black_hole_before_the_manager(
+    world: World, chunks: Chunks, manager_proxy: Proxy, slab_proxy: Proxy, transport: str
+) -> None:
+    caller = through(world, manager_proxy, chunks, transport)
+    with caller.client:
+        recovers(caller, NUMBERS)
+        manager_proxy.swallow()
+        for _ in range(4):
+            assert not caller.load(NUMBERS).hits
+            assert not caller.store([100, 101]).stored
+            assert not any(caller.timed(lambda: caller.client.exists(chunks.keys(NUMBERS), deadline_ms=1000), 1000))
+        # The breaker is open: nobody pays for a dead manager any more.
+        began = time.monotonic()
+        for _ in range(50):
+            assert not caller.load(NUMBERS).hits
+        assert time.monotonic() - began < 1.0, caller.client.status()
+        manager_proxy.pass_on()
+        assert recovers(caller, [*NUMBERS, 100, 101]) < 20
+        assert caller.client.status().breaker == "closed"
+    settled(world)
+
+
+def test_a_client_that_starts_in_a_black_hole_begins_with_misses_and_then_works(
+    world: World, chunks: Chunks, manager_proxy: Proxy
+) -> None:
+    manager_proxy.swallow()
+    began = time.monotonic()
+    caller = through(world, manager_proxy, chunks, "shm", deadline_ms=1000)
+    assert time.monotonic() - began < 1.5
+    with caller.client:
+        assert not caller.load(NUMBERS).hits
+        manager_proxy.pass_on()
+        assert recovers(caller, NUMBERS) < 20
+    settled(world)
+
+
+@pytest.mark.parametrize("after_bytes", [0, 10, 100, 1000, 3000])
+def test_a_manager_connection_that_freezes_inside_an_answer(
+    world: World, chunks: Chunks, manager_proxy: Proxy, after_bytes: int
+) -> None:
+    caller = through(world, manager_proxy, chunks, "shm")
+    with caller.client:
+        recovers(caller, NUMBERS)
+        manager_proxy.freeze_after_bytes = after_bytes  # connections that stand have moved more: they freeze at once
+        for _ in range(3):
+            caller.load(NUMBERS)
+            caller.store([200])
+        assert manager_proxy.frozen
+        manager_proxy.pass_on()
+        assert recovers(caller, [*NUMBERS, 200]) < 20
+    settled(world)
+
+
+@pytest.mark.parametrize("after_bytes", [None, 0, 100, 150_000, 1_000_000])
+def test_a_slab_connection_that_freezes(
+    world: World, chunks: Chunks, slab_proxy: Proxy, after_bytes: int | None
+) -> None:
+    with world.caller(chunks, "tcp") as caller:
+        recovers(caller, NUMBERS)
+        if after_bytes is None:
+            slab_proxy.swallow()
+        else:
+            slab_proxy.freeze_after_bytes = after_bytes
+        frozen = caller.load(NUMBERS, deadline_ms=1000)
+        assert not frozen.complete
+        caller.store([300, 301], deadline_ms=1000)
+        # Whoever does not need the network is not concerned.
+        with world.caller(chunks, "shm") as neighbour:
+            assert neighbour.load(NUMBERS).complete
+        slab_proxy.pass_on()
+        assert recovers(caller, [*NUMBERS, 300, 301]) < 20
+    settled(world)
+
+
+def test_a_slab_connection_that_freezes_inside_a_store(world: World, chunks: Chunks, slab_proxy: Proxy) -> None:
+    big = Chunks(chunks.seed, (1_900_000,))
+    with world.caller(big, "tcp") as caller:
+        slab_proxy.freeze_upward_after_bytes = 900_000
+        stored = caller.store([0, 1], deadline_ms=1000)
+        assert not stored.present
+        assert slab_proxy.frozen
+        slab_proxy.pass_on()
+        assert recovers(caller, [0, 1]) < 20
+    settled(world)
+
+
+def test_connections_that_break_are_replaced(world: World, chunks: Chunks) -> None:
+    manager = Proxy(f"unix://{world.places.socket('manager')}")
+    caller = through(world, manager, chunks, "shm")
+    with caller.client:
+        recovers(caller, NUMBERS)
+        port = manager.port
+        manager.close()  # every connection ends, and new ones are refused
+        assert not caller.load(NUMBERS).hits
+        with Proxy(f"unix://{world.places.socket('manager')}", port=port):
+            assert recovers(caller, NUMBERS) < 20
+    settled(world)
+
+
+def test_nobody_there_at_all_is_misses(chunks: Chunks) -> None:
+    with Proxy("unix:///nonexistent") as proxy:
+        endpoint = proxy.endpoint
+    client = SyncClient.connect(endpoint=endpoint, token="t" * 16, deadline_ms=1000)
+    with client:
+        caller = Caller(client, chunks, deadline_ms=1000)
+        for _ in range(5):
+            assert not caller.load(NUMBERS).hits
+            assert not caller.store(NUMBERS).present
+        assert wait_until(lambda: client.status().breaker == "open", "the breaker to open", 10)
