@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import httpx
 
-from polarkv_client.config import CONNECTION_FILE
+from polarkv_client.cli.admin_api import AdminClient
+from polarkv_client.config import CONNECTION_FILE, load_config
 
 ROOT = Path(__file__).parents[1]
 _START_S = 60.0
 _STOP_S = 30.0
-_COMMAND_S = 60.0
 
 
 class Cluster:
@@ -69,19 +68,23 @@ class Cluster:
     ) -> None:
         self._stop()
 
-    def run(self, *arguments: str) -> Any:
-        """What `polarkv ARGUMENTS --json` prints.
+    def admin(self) -> AdminClient:
+        """A client of the admin API."""
+        return AdminClient(load_config(self.connection))
+
+    def move_memory_to_disk(self, seconds: float) -> None:
+        """Wait until disk has every entry and drop the memory copies.
 
         Raises:
-            SystemExit: it failed; its words have gone to standard error.
+            SystemExit: some were still in memory after ``seconds``.
         """
-        done = subprocess.run(
-            [_polarkv(), *arguments, "--json"],
-            env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_COMMAND_S, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"`polarkv {' '.join(arguments)}` failed with exit code {done.returncode}")
-        return json.loads(done.stdout)
+        with self.admin() as admin:
+
+            def only_on_disk() -> bool:
+                admin.evict(None, purge=False)  # what disk does not have yet stays, for the next round
+                return {state for state, count in admin.stats()["entries_by_state"].items() if count} == {"DISK"}
+
+            wait_until(only_on_disk, seconds, "the memory copies were not moved to disk")
 
     def metric(self, name: str) -> float:
         """The sum of a metric of the manager over its labels.
@@ -89,9 +92,10 @@ class Cluster:
         Raises:
             SystemExit: there is no such metric.
         """
-        connection = json.loads(self.connection.read_text())
-        headers = {"Authorization": f"Bearer {connection.get('admin_token', '')}"}
-        text = httpx.get(f"{connection['admin']}/metrics", headers=headers, timeout=10).raise_for_status().text
+        known = load_config(self.connection)
+        headers = {"Authorization": f"Bearer {known.admin_token.get_secret_value()}"}
+        answer = httpx.get(f"{known.admin}/metrics", headers=headers, timeout=10, trust_env=False)
+        text = answer.raise_for_status().text
         values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
         if not values:
             raise SystemExit(f"the manager exports no metric {name}")

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from demo.checks import Check, judge_replay, judge_runs
-from demo.cluster import ROOT, Cluster, wait_until
+from demo.cluster import ROOT, Cluster
 from demo.run import Run
 from polarkv_client.cli.trace import DEFAULT_SEED, generate_trace, lru_hit_rate, read_trace
 from polarkv_client.layout import stride_bytes
@@ -52,7 +52,7 @@ def _prompt_part(console: Console, cluster: Cluster, options: argparse.Namespace
     runs = {"cold": _worker(console, cluster, options, salt, "a first process computes the prompt and stores its KV")}
     runs["memory"] = _worker(console, cluster, options, salt, "a second process finds it in memory")
     with console.status("moving every memory copy to disk"):
-        _evict_memory(cluster)
+        cluster.move_memory_to_disk(_TIERING_S)
     runs["disk"] = _worker(console, cluster, options, salt, "a third process finds it on disk")
     console.print(_runs_table(runs))
     if runs["cold"].text:
@@ -75,15 +75,6 @@ def _worker(console: Console, cluster: Cluster, options: argparse.Namespace, sal
     run = Run(**json.loads(done.stdout))
     console.print(f"   {what}: first token after [bold]{run.ttft_s:.3f} s[/]")
     return run
-
-
-def _evict_memory(cluster: Cluster) -> None:
-    """Have every chunk written to disk, then drop the memory copies."""
-    def only_on_disk() -> bool:
-        cluster.run("evict", "--all", "--tier", "memory")
-        return all(entry["state"] == "Disk" for entry in cluster.run("ls"))
-
-    wait_until(only_on_disk, _TIERING_S, "the memory copies were not moved to disk")
 
 
 def _runs_table(runs: dict[str, Run]) -> Table:
