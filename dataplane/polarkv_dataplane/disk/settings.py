@@ -23,7 +23,9 @@ class DiskSettings(Settings):
     io_threads: int = Field(default=4, ge=1, le=64, description="Operations that run at a time.")
     queue_length: int = Field(default=8192, ge=1, le=1 << 20, description="Operations that may wait; more are refused.")
     operation_timeout_ms: int = Field(
-        default=10_000, ge=1, description="An operation that has waited this long is not begun, in milliseconds."
+        default=5_000,
+        ge=1,
+        description="An operation that has waited this long is refused; less than the manager waits.",
     )
     require_mount: bool = Field(
         default=False, description="Refuse a directory that is not on a file system mounted for it."

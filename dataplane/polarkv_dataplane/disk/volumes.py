@@ -114,9 +114,9 @@ class VolumeSet:
             field, folder = f"directories.{index}", directories[index]
             if identity is None:
                 missing = sorted(set(known.volumes) - {other.volume for other in found if other is not None})
-                fix = f"it is empty, but volume {missing[0]} of this set is missing: mount it there"
-                if not missing:
-                    fix = f"the set has {len(known.volumes)} volumes, which are all here: leave this directory out"
+                fix = f"the set has {len(known.volumes)} volumes, which are all here: leave this directory out"
+                if missing:
+                    fix = f"it is empty, but volume {missing[0]} of this set is missing: mount it there"
                 raise ConfigurationError(field, str(folder), fix)
             # An incomplete identity beside a complete one: the set's making was cut off at its very end.
             if identity.volumes != known.volumes or identity.volume in by_volume:

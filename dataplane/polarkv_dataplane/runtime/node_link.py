@@ -73,7 +73,8 @@ class NodeLink:
         session = self._session
         if session is not None:
             session.end()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

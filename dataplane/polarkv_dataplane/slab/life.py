@@ -37,10 +37,10 @@ class Gate:
         return life
 
     def enter(self, life: Life) -> bool:
-        """Take a new registration; return whether the incarnation is another than before."""
+        """Take a new registration; return whether it ends an earlier incarnation."""
         with self._lock:
             before, self._life = self._life, life
-        return before is None or before.incarnation != life.incarnation
+        return before is not None and before.incarnation != life.incarnation
 
     def admit(self, signed: bytes, access: Access | None) -> Grant:
         """Check a grant; with ``access`` None either kind will do.

@@ -44,6 +44,7 @@ class SlabServer:
         self._incarnation = 0
         self._servers: list[ConnectionServer] = []
         self._tcp_port = 0
+        self._bound_path = ""
         self._stop_export: Callable[[], None] | None = None
         self.counters.gauge("polarkv_pool_bytes", lambda: self.pool.size_bytes)
         self.counters.gauge("polarkv_pool_prefaulted_bytes", lambda: self.pool.prefaulted_bytes)
@@ -55,6 +56,17 @@ class SlabServer:
         Raises:
             ConfigurationError: an address cannot be bound.
         """
+        try:
+            self._listen()
+        except BaseException:
+            self.stop()
+            raise
+        for server in self._servers:
+            server.start()
+        self._link.start()
+        self.pool.prefault_in_background(self._stop.is_set, self._stop.set)
+
+    def _listen(self) -> None:
         settings = self._settings
         if settings.listen_host:
             path = TcpPath(self.pool, self._gate, self.counters, settings.stall_timeout_ms / 1000)
@@ -64,12 +76,9 @@ class SlabServer:
         if settings.unix_socket:
             handout = Handout(self.pool, self._gate, self._secrets.node_token, self.counters)
             self._serve(listen_unix(settings.unix_socket), handout.serve, "slab_unix")
+            self._bound_path = settings.unix_socket
         if settings.metrics_port is not None:
             self._stop_export = export(self.counters, settings.metrics_host, settings.metrics_port)
-        for server in self._servers:
-            server.start()
-        self._link.start()
-        self.pool.prefault_in_background(self._stop.is_set, self._stop.set)
 
     def _serve(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
         limit = self._settings.max_connections
@@ -82,9 +91,9 @@ class SlabServer:
             server.stop()
         if self._stop_export is not None:
             self._stop_export()
-        if self._settings.unix_socket:
+        if self._bound_path:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._settings.unix_socket)
+                os.unlink(self._bound_path)
 
     def describe(self, sock: socket.socket) -> Register:
         """What to register: with the last incarnation, if there was one, because the memory still holds its chunks."""
@@ -114,7 +123,7 @@ class SlabServer:
         """Serve the new life; report what the memory holds of it."""
         life = session.life
         first = self._incarnation == 0
-        slots: Iterator[tuple[int, int]] = self._carving.slots()
+        slots: Iterator[tuple[int, int]] = self._carving.slots()  # none yet in a fresh one
         if self._gate.enter(life):
             # The manager has forgotten all earlier grants: whoever still works by one must stop now.
             self._carving.clear()

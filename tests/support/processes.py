@@ -1,0 +1,35 @@
+"""Cache node servers as processes of their own, for tests that kill them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_CODE = """
+import json, sys
+from polarkv_dataplane.{role}.server import run_{role}
+from polarkv_dataplane.{role}.settings import {name}Settings
+run_{role}({name}Settings(**json.loads(sys.argv[1])))
+"""
+
+
+@contextmanager
+def server_process(role: str, settings: dict[str, object], log: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a slab or disk server until the block ends; its output goes to ``log``."""
+    code = _CODE.format(role=role, name=role.capitalize())
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(settings, default=str)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(10)
