@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -12,9 +13,17 @@ from polarkv_client import errors
 from polarkv_client.config import ClientConfig
 from polarkv_client.states import DrainMode
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 35.0  # an eviction of everything takes up to 25
+CONNECT_TIMEOUT_S = 3.0
 PAGE = 1000
 KEYS_PER_CALL = 4096
+
+
+class Done(NamedTuple):
+    """For how many entries it was done, and for how many not now: absent, held by a lease, busy, or only in memory."""
+
+    done: int
+    not_now: int
 
 
 class AdminClient:
@@ -31,8 +40,9 @@ class AdminClient:
             raise errors.ConfigurationError("admin", "", fix)
         headers = {"Authorization": f"Bearer {config.admin_token.get_secret_value()}"}
         self._address = config.admin
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         # No proxy: the manager is inside.
-        self._http = httpx.Client(base_url=config.admin, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(base_url=config.admin, headers=headers, timeout=timeout, trust_env=False)
 
     def nodes(self) -> list[dict[str, Any]]:
         """The cache nodes."""
@@ -45,41 +55,39 @@ class AdminClient:
         return answer
 
     def entries(self, limit: int, prefix: str = "") -> Iterator[dict[str, Any]]:
-        """Entries in the order of their keys, at most ``limit``, whose keys' hex begins with ``prefix``."""
-        after = ""
-        while limit > 0:
-            wanted = {"limit": min(limit, PAGE), "after": after, "prefix": prefix}
-            page = _items(self._call("GET", "/v1/entries", params={k: v for k, v in wanted.items() if v}), "entries")
-            yield from page
-            limit -= len(page)
-            if len(page) < wanted["limit"]:  # type: ignore[operator]
-                return
-            after = page[-1]["key"]
+        """Entries in the order of their keys, at most ``limit``, whose keys begin with ``prefix`` (whole bytes, hex)."""
+        after: str | None = ""
+        while limit > 0 and after is not None:
+            wanted = {"limit": str(min(limit, PAGE)), "after": after, "prefix": prefix}
+            page = self._call("GET", "/v1/entries", params=wanted)
+            found = _items(page, "entries")
+            yield from found
+            limit -= len(found)
+            after = page["next"]
 
     def drain(self, node: str, mode: DrainMode) -> dict[str, Any]:
-        """Begin to drain a node."""
-        return dict(self._call("POST", f"/v1/nodes/{node}/drain", json={"mode": mode.value}))
+        """Begin to drain a node; return it."""
+        return dict(self._call("POST", f"/v1/nodes/{_quoted(node)}/drain", json={"mode": mode.value}))
 
     def cancel_drain(self, node: str) -> dict[str, Any]:
-        """Take a drained or draining node back."""
-        return dict(self._call("POST", f"/v1/nodes/{node}/cancel-drain"))
+        """Take a draining or drained node back; return it."""
+        return dict(self._call("POST", f"/v1/nodes/{_quoted(node)}/cancel-drain"))
 
-    def evict(self, keys: Sequence[bytes] | None, *, purge: bool) -> int:
-        """Drop memory copies of keys (None: of all); with ``purge`` disk copies too. Returns how many it concerned."""
-        return self._on_keys("/v1/evict", keys, {"purge": purge}, "evicted")
+    def evict(self, keys: Sequence[bytes] | None, *, purge: bool) -> Done:
+        """Drop memory copies of keys (None: of all) that disk has too; with ``purge`` drop the entries."""
+        return self._on_keys("/v1/evict", keys, {"purge": purge})
 
-    def pin(self, keys: Sequence[bytes] | None, ttl_ms: int) -> int:
-        """Keep keys (None: all) from eviction for a while; 0 ends that. Returns how many were found."""
-        return self._on_keys("/v1/pin", keys, {"ttl_ms": ttl_ms}, "pinned")
+    def pin(self, keys: Sequence[bytes] | None, ttl_ms: int) -> Done:
+        """Keep keys (None: all) cached for a while; 0 ends that."""
+        return self._on_keys("/v1/pin", keys, {"ttl_ms": ttl_ms})
 
-    def _on_keys(self, path: str, keys: Sequence[bytes] | None, more: dict[str, Any], counted: str) -> int:
-        if keys is None:
-            return int(self._call("POST", path, json={"all": True, **more})[counted])
-        total = 0
-        for start in range(0, len(keys), KEYS_PER_CALL):
-            part = [key.hex() for key in keys[start : start + KEYS_PER_CALL]]
-            total += int(self._call("POST", path, json={"keys": part, **more})[counted])
-        return total
+    def _on_keys(self, path: str, keys: Sequence[bytes] | None, more: dict[str, Any]) -> Done:
+        requests = [{"all": True}] if keys is None else [
+            {"keys": [key.hex() for key in keys[start : start + KEYS_PER_CALL]]}
+            for start in range(0, len(keys), KEYS_PER_CALL)
+        ]  # fmt: skip
+        answers = [self._call("POST", path, json={**request, **more}) for request in requests]
+        return Done(sum(one["done"] for one in answers), sum(one["not_now"] for one in answers))
 
     def _call(self, method: str, path: str, **more: Any) -> Any:
         try:
@@ -93,9 +101,13 @@ class AdminClient:
             raise errors.ConfigurationError("admin", self._address, f"{error}: use http://HOST:PORT") from error
         if answer.is_success:
             return answer.json()
-        text = _detail(answer)
-        if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
-            raise errors.Unauthorized(f"{text}: set admin_token in the connection file, or POLARKV_ADMIN_TOKEN")
+        problem = _problem(answer)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            text = "the admin token is wrong: use that of the connection file, or POLARKV_ADMIN_TOKEN"
+            raise errors.Unauthorized(text)
+        if answer.status_code == httpx.codes.UNPROCESSABLE_ENTITY and problem:
+            raise errors.ConfigurationError(problem["field"], problem["value"], problem["fix"])
+        text = f"{problem['value']}: {problem['fix']}" if problem else f"status {answer.status_code}"
         raise errors.Refused(f"{method} {path}: {text}")
 
     def close(self) -> None:
@@ -118,9 +130,14 @@ def _items(answer: Any, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _detail(answer: httpx.Response) -> str:
+def _problem(answer: httpx.Response) -> dict[str, str]:
+    """What the API said is wrong: field, value and fix; nothing when it was not the API that answered."""
     try:
-        detail = answer.json()["detail"]
+        body = answer.json()
+        return {name: str(body[name]) for name in ("field", "value", "fix")}
     except (ValueError, KeyError, TypeError):
-        return f"status {answer.status_code}"
-    return detail if isinstance(detail, str) else str(detail)
+        return {}
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")

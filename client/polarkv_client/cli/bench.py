@@ -99,12 +99,13 @@ def bench(session: Session, chunk: str, batch: int, rounds: int, transport: str 
     result = Bench(chunk_bytes, batch)
     total_bytes = 2 * rounds * batch * chunk_bytes
     with (
-        session.client(transport=transport, deadline_ms=_DEADLINE_MS) as client,
+        session.patient_client(transport=transport) as client,
         progress("bench", total_bytes, quiet=session.as_json) as advance,
     ):
         used = measure(client, result, rounds, advance)
     if not keep and session.settings().admin:
-        session.admin().evict(used, purge=True)
+        with session.admin() as admin:
+            admin.evict(used, purge=True)
     session.show({**asdict(result), "median": result.medians()}, lambda out: _render(out, result))
     if result.corrupted:
         raise PolarKVError(f"{result.corrupted} chunks came back with wrong bytes")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CLIENT = Section("client", ClientConfig)
 CONNECTION_VARIABLE = "POLARKV_CONNECTION"
+_WAIT_FOR_SPACE_MS = 10_000
+_DEADLINE_MS = 30_000
 _FOLDERS = (".polarkv", "~/.polarkv")
 
 
@@ -78,6 +80,12 @@ class Session:
                 f"{status.endpoint}: {why}; is the cluster up? ('polarkv up' starts one, 'polarkv doctor' looks)"
             )
         return client
+
+    def patient_client(self, **flags: Any) -> SyncClient:
+        """As :meth:`client`, with longer waits where none are set: a person waits for it, not an inference engine."""
+        patient = {"wait_for_space_ms": _WAIT_FOR_SPACE_MS, "deadline_ms": _DEADLINE_MS}
+        told = {name for name in patient if f"POLARKV_{name.upper()}" in os.environ}
+        return self.client(**{name: ms for name, ms in patient.items() if name not in told}, **flags)
 
     def admin(self) -> AdminClient:
         """A client of the admin API."""

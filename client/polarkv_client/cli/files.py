@@ -36,7 +36,6 @@ DEFAULT_CHUNK_BYTES = 4 << 20
 _BATCH_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 _DEADLINE_MS = 30_000
-_WAIT_FOR_SPACE_MS = 10_000
 Advance = Callable[[int], None]
 
 
@@ -70,7 +69,7 @@ class Note:
 
 @dataclass
 class Report:
-    """What became of a file. ``outcomes`` counts chunks by what the cache said of them."""
+    """What became of a file. ``outcomes`` counts chunks by what the cache said; ``seconds`` are those of its calls."""
 
     name: str
     size_bytes: int
@@ -135,7 +134,7 @@ def store_file(client: SyncClient, path: Path, name: str, note: Note, advance: A
         raise PolarKVError(f"another file is stored as {name!r}: pass --replace, or another --name")
     outcomes: Counter[str] = Counter()
     digest = hashlib.sha256()
-    begun = time.perf_counter()
+    seconds = 0.0
     buffers = [bytearray(length) for length in next(batches(note, name), ([], []))[1]]
     with path.open("rb") as file:
         for keys, lengths in batches(note, name):
@@ -144,7 +143,10 @@ def store_file(client: SyncClient, path: Path, name: str, note: Note, advance: A
                 if file.readinto(view) != len(view):
                     raise PolarKVError(f"{path} became shorter while it was read: try again")
                 digest.update(view)
-            for chunk in client.store(keys, views, _DEADLINE_MS).chunks:
+            begun = time.perf_counter()
+            chunks = client.store(keys, views, _DEADLINE_MS).chunks
+            seconds += time.perf_counter() - begun
+            for chunk in chunks:
                 outcomes[chunk.outcome.value] += 1
                 if chunk.outcome not in {Stored.STORED, Stored.EXISTS}:
                     why = chunk.detail or chunk.reason or "see 'polarkv status'"
@@ -155,7 +157,7 @@ def store_file(client: SyncClient, path: Path, name: str, note: Note, advance: A
     said = client.store([note_key(name)], [note.pack()], _DEADLINE_MS).chunks[0]
     if said.outcome not in {Stored.STORED, Stored.EXISTS}:
         raise PolarKVError(f"the note of {name!r} was not stored: {said.outcome.value} ({said.detail or said.reason})")
-    report.seconds = time.perf_counter() - begun
+    report.seconds = seconds
     report.outcomes = dict(outcomes)
     report.outcome = "exists" if outcomes.keys() <= {Stored.EXISTS.value} and earlier else "stored"
     return report
@@ -197,13 +199,6 @@ def _counts(outcomes: Counter[str]) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
 
 
-def _connect(session: Session) -> SyncClient:
-    """A client that has patience: a person waits for it, not an inference engine."""
-    patient = {"wait_for_space_ms": _WAIT_FOR_SPACE_MS, "deadline_ms": _DEADLINE_MS}
-    told = {name for name in patient if f"POLARKV_{name.upper()}" in os.environ}
-    return session.client(**{name: ms for name, ms in patient.items() if name not in told})
-
-
 def _show(session: Session, report: Report, verb: str) -> None:
     data: dict[str, Any] = {**asdict(report), "gb_per_s": round(report.gb_per_s, 3)}
 
@@ -231,11 +226,12 @@ def put(session: Session, path: Path, name: str | None, chunk: str, replace: boo
     if not 1 <= chunk_bytes <= MAX_PAYLOAD_BYTES:
         raise ConfigurationError("--chunk", chunk, f"use 1B to {show_size(MAX_PAYLOAD_BYTES)}")
     size_bytes = path.stat().st_size
-    with _connect(session) as client, progress(f"put {name}", 2 * size_bytes, quiet=session.as_json) as advance:
+    with session.patient_client() as client, progress(f"put {name}", 2 * size_bytes, quiet=session.as_json) as advance:
         sha256, size_bytes = digest_of(path, advance)
         note = Note(size_bytes, chunk_bytes, sha256)
         if replace and (earlier := load_note(client, name)) is not None and earlier != note:
-            session.admin().evict([note_key(name), *earlier.keys(name)], purge=True)
+            with session.admin() as admin:
+                admin.evict([note_key(name), *earlier.keys(name)], purge=True)
         report = store_file(client, path, name, note, advance)
     _show(session, report, "stored" if report.outcome == "stored" else "already there:")
 
@@ -251,7 +247,7 @@ def get(session: Session, name: str, output: str | None, force: bool) -> None:
     path = Path(output or Path(name).name)
     if not to_stdout and path.exists() and not force:
         raise ConfigurationError("--output", str(path), "the file exists: pass --force, or another --output")
-    with _connect(session) as client:
+    with session.patient_client() as client:
         note = load_note(client, name)
         if note is None:
             raise NotCached(f"{name!r} is not in the cache: it was never put, or it was evicted")
