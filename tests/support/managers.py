@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -136,7 +138,8 @@ class ManagerProcess:
             "from polarkv_dataplane.manager.shell.app import run_manager; run_manager(S(**json.loads(sys.argv[1])))"
         )
         self.process = subprocess.Popen([sys.executable, "-c", code, json.dumps(values)], stdout=subprocess.DEVNULL)
-        wait_until(lambda: self.ready_file.exists() or self.process and self.process.poll() is not None, "ready")
+        process = self.process
+        wait_until(lambda: self.ready_file.exists() or process.poll() is not None, "the manager to be ready")
         return Running(json.loads(self.ready_file.read_text(encoding="utf-8")))
 
     def end(self, number: int = signal.SIGTERM) -> int:
@@ -183,7 +186,8 @@ class Client:
         return self.call(Op.BEGIN_STORE, BeginStore(join_keys(keys), [length_bytes], wait_ms), StoreGrants)
 
     def commit(self, ticket: int, keys: Sequence[bytes], checksum: int = 7) -> list[int]:
-        return list(self.call(Op.COMMIT_STORE, CommitStore(ticket, join_keys(keys), [checksum] * len(keys)), Outcomes).outcomes)
+        request = CommitStore(ticket, join_keys(keys), [checksum] * len(keys))
+        return list(self.call(Op.COMMIT_STORE, request, Outcomes).outcomes)
 
     def store(self, keys: Sequence[bytes], length_bytes: int = 1000) -> None:
         """Store and expect that all of it is granted and committed."""
@@ -217,6 +221,7 @@ class NodeSide:
         except BaseException:
             self.connection.close()
             raise
+        self.connection.sock.settimeout(None)
         self.commands: queue.Queue[Frame] = queue.Queue()
         self.closed = threading.Event()
         self.beating = True
@@ -239,7 +244,6 @@ class NodeSide:
         with self._lock:
             self._next_id += 1
             answer = self._answers[self._next_id] = queue.Queue()
-            self.connection.sock.settimeout(TIMEOUT_S)
             self.connection.sock.sendall(encode_frame(op, self._next_id, request))
         return answer
 
@@ -262,10 +266,8 @@ class NodeSide:
 
     def close(self) -> None:
         self.closed.set()
-        try:
+        with contextlib.suppress(OSError):
             self.connection.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._thread.join(TIMEOUT_S)
         self.connection.close()
 
@@ -303,17 +305,13 @@ class NodeSide:
             if len(raw) >= 16:
                 length_bytes = int.from_bytes(raw[8:12], "little")
                 if len(raw) >= 16 + length_bytes:
-                    frame = Frame(raw[3], int.from_bytes(raw[4:8], "little"), raw[12], bytes(raw[16 : 16 + length_bytes]))
+                    request_id = int.from_bytes(raw[4:8], "little")
+                    frame = Frame(raw[3], request_id, raw[12], bytes(raw[16 : 16 + length_bytes]))
                     del raw[: 16 + length_bytes]
                     return frame
-            try:
-                data = sock.recv(1 << 16, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                import select
-
-                if not select.select([sock], [], [], 0.02)[0]:
-                    return None
-                continue
+            if not select.select([sock], [], [], 0.02)[0]:
+                return None
+            data = sock.recv(1 << 16)
             if not data:
                 raise OSError("closed")
             raw += data
@@ -323,9 +321,9 @@ class FakeNode:
     """A cache node that holds nothing: it registers, obeys, and says what it is told to say."""
 
     def __init__(
-        self, endpoint: str, name: str = "n1", memory_bytes: int = 16 * MIB, slab_bytes: int = MIB, disk_bytes: int = 64 * MIB,
-        *, auto: OperationResult | None = OperationResult.OK, incarnation: int = 0, fresh: bool = True,
-        memory: Sequence[InventoryItem] = (), disk: Sequence[InventoryItem] = (), join: bool = True,
+        self, endpoint: str, name: str = "n1", memory_bytes: int = 16 * MIB, slab_bytes: int = MIB,
+        disk_bytes: int = 64 * MIB, *, auto: OperationResult | None = OperationResult.OK, incarnation: int = 0,
+        fresh: bool = True, memory: Sequence[InventoryItem] = (), disk: Sequence[InventoryItem] = (), join: bool = True,
     ) -> None:  # fmt: skip
         self.endpoint, self.name = endpoint, name
         self.memory_bytes, self.slab_bytes, self.disk_bytes = memory_bytes, slab_bytes, disk_bytes
@@ -351,8 +349,9 @@ class FakeNode:
     def register(self, role: str, incarnation: int, **overrides: Any) -> Register:
         values: dict[str, Any] = {
             "wire_min": 1, "wire_max": WIRE_VERSION, "token": SECRETS.node_token, "role": role, "node": self.name,
-            "incarnation": incarnation, "pool": f"pool-{self.name}", "host_id": "host", "memory_bytes": self.memory_bytes,
-            "slab_bytes": self.slab_bytes, "disk_bytes": self.disk_bytes, "tcp": "tcp://127.0.0.1:1", "fresh": True,
+            "incarnation": incarnation, "pool": f"pool-{self.name}", "host_id": "host",
+            "memory_bytes": self.memory_bytes, "slab_bytes": self.slab_bytes, "disk_bytes": self.disk_bytes,
+            "tcp": "tcp://127.0.0.1:1", "fresh": True,
         }  # fmt: skip
         return Register(**{**values, **overrides})
 

@@ -25,7 +25,7 @@ class ManagerSettings(Settings):
     http_port: int = Field(default=7701, ge=0, le=65535, description="Port of the admin API; 0 lets the system choose.")
     secret_file: Path = Field(description="File that holds the cluster's secret.")
     tokens_file: Path = Field(
-        description='JSON file of tokens: {"tenants": {"NAME": {"token": "...", "quota_bytes": 0}}, "admin_token": "..."}.'
+        description='JSON file: {"tenants": {"NAME": {"token": "...", "quota_bytes": 0}}, "admin_token": "..."}.'
     )
     metadata_url: SecretStr = Field(
         default=SecretStr(""),

@@ -177,7 +177,8 @@ def bind_tcp(field: str, host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise ConfigurationError(field, f"{host}:{port}", f"{error.strerror}: use a free address of this machine") from error
+        fix = f"{error.strerror}: use a free address of this machine"
+        raise ConfigurationError(field, f"{host}:{port}", fix) from error
     sock.setblocking(False)
     return sock
 
@@ -218,7 +219,8 @@ def _announce(ready_file: Path | None, addresses: dict[str, Any]) -> None:
             draft.write_text(json.dumps(addresses), encoding="utf-8")
             draft.replace(ready_file)
         except OSError as error:
-            raise ConfigurationError("ready_file", str(ready_file), f"{error.strerror}: use a path that can be written") from error
+            fix = f"{error.strerror}: use a path that can be written"
+            raise ConfigurationError("ready_file", str(ready_file), fix) from error
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
@@ -228,6 +230,7 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the loop: uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -114,7 +114,8 @@ class Session:
         if len(lengths) != len(keys):
             raise errors.ConfigurationError("lengths", f"{len(lengths)} values", f"send one, or {len(keys)}: one a key")
         if lengths and not (min(lengths) > 0 and max(lengths) <= MAX_PAYLOAD_BYTES):
-            raise errors.ConfigurationError("lengths", f"{min(lengths)} to {max(lengths)}", f"use 1 to {MAX_PAYLOAD_BYTES}")
+            shown = f"{min(lengths)} to {max(lengths)}"
+            raise errors.ConfigurationError("lengths", shown, f"use 1 to {MAX_PAYLOAD_BYTES} bytes")
         answer = self.try_store(keys, lengths, now, now)
         if request.wait_ms > 0 and must_wait_for_space(answer.outcomes):
             return self.manager.waiting.for_space(self, request_id, keys, lengths, now, request.wait_ms, answer)
@@ -138,7 +139,8 @@ class Session:
         request = decode_body(body, CommitStore)
         keys = self._keys(request.keys)
         if len(request.checksums) != len(keys):
-            raise errors.ConfigurationError("checksums", f"{len(request.checksums)} values", f"send {len(keys)}: one a key")
+            shown = f"{len(request.checksums)} values"
+            raise errors.ConfigurationError("checksums", shown, f"send {len(keys)}: one a key")
         outcomes = self._directory.commit_store(request.ticket ^ self._mask, keys, request.checksums, now)
         committed = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome == CommitOutcome.COMMITTED]
         entries = self.manager.ledger.entries
@@ -216,7 +218,8 @@ class Session:
         if rest:
             return split_keys(blob)  # which says what is wrong
         if count > self._most_keys:
-            raise errors.ConfigurationError("keys", f"{count} keys", f"split the batch: at most {self._most_keys} a call")
+            fix = f"split the batch: at most {self._most_keys} a call"
+            raise errors.ConfigurationError("keys", f"{count} keys", fix)
         return _splitter(count).unpack(blob) if count <= 1024 else split_keys(blob)
 
     def _found(self, tiers: bytes) -> Outcomes:
@@ -226,7 +229,8 @@ class Session:
         counts["lookups"] = counts.get("lookups", 0) + 1
         return Outcomes(tiers)
 
-    def _sign(self, access: Access, granted: Granted, held: Sequence[tuple[int, Entry | None]] | enumerate[Entry | None]) -> list[bytes]:
+    def _sign(self, access: Access, granted: Granted, held: Iterable[tuple[int, Entry | None]]) -> list[bytes]:
+        """One signed grant a cache node."""
         by_node: dict[int, list[Extent]] = {}
         nodes = self.manager.ledger.nodes
         for place, entry in held:

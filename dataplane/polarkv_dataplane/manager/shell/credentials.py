@@ -46,7 +46,7 @@ class Credentials:
             if hmac.compare_digest(digest, known):
                 found = name
         if found is None:
-            raise Unauthorized("the token is not known: pass the one that the manager's tokens file has for this tenant")
+            raise Unauthorized("the token is not known: pass one that is in the manager's tokens file")
         return found
 
     def is_admin(self, token: str) -> bool:

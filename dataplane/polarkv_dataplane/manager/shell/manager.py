@@ -53,8 +53,9 @@ class Manager:
         self.waiting = Waiting(self)
         self.peers: set[Peer] = set()
         self.awaited: dict[tuple[str, str], Awaited] = {}  # by tenant and client: its connections share it
-        for name, quota_bytes in credentials.quotas.items():
-            self.set_quota(name, remembered.quotas.get(name, quota_bytes))
+        self.quotas_set = set(remembered.quotas)  # by the admin: they win over the tokens file
+        for name, quota_bytes in {**credentials.quotas, **remembered.quotas}.items():
+            self.set_quota(name, quota_bytes)
         for node in remembered.nodes:
             self.directory.members.known(*node)
         recorder.bind(self.ledger.entries, self._recall, self._make_recent)
@@ -102,6 +103,10 @@ class Manager:
         """Tickets' and leases' numbers are XORed with this outside, so that no tenant can name another's."""
         digest = hmac.digest(self.grant_key, b"holder " + tenant.encode(), hashlib.sha256)
         return int.from_bytes(digest[:8], "little") >> 2
+
+    def all_counts(self) -> dict[str, int]:
+        """Every total since the start, by name."""
+        return {**self.ledger.stats.counts, **self.recorder.stats.counts, **self.counts.counts}
 
     # Effects and time
 
@@ -153,7 +158,7 @@ class Manager:
             await asyncio.sleep(TICK_S)
 
     def recovered(self, name: str) -> None:
-        """A cache node has proved all that it holds: those entries will live long, so no collection walks them again."""
+        """A cache node has proved all that it holds; those entries live long, so no collection walks them again."""
         self.counts.add("recoveries")
         self.recorder.inventoried(name)
         gc.freeze()
@@ -165,7 +170,6 @@ class Manager:
                 peer.close()
 
     def _command(self, work: DiskWork) -> None:
-        command = DiskCommand(
-            work.incarnation, work.operation, work.key, work.offset_bytes, work.length_bytes, work.checksum, work.tenant
-        )
+        place = (work.offset_bytes, work.length_bytes, work.checksum, work.tenant)
+        command = DiskCommand(work.incarnation, work.operation, work.key, *place)
         self.nodes.push(work.node, work.incarnation, "disk", encode_frame(_OPS[work.work], 0, command))

@@ -131,7 +131,7 @@ class Nodes:
             link.peer.send(frame)
 
     def changed(self, number: int, now: int) -> bool:
-        """The core changed a node's state; True when a life ended: its connections are closed, it must register again."""
+        """The core changed a node's state; True when a life ended: its connections close, it must register again."""
         record = self.records.get(number)
         if record is None or record.lost:
             return False
@@ -206,8 +206,8 @@ class Nodes:
         ):
             if mine != theirs:
                 raise errors.Refused(
-                    f"{what} {mine!r} is not that of the slab server of {request.node} ({theirs!r}): a disk server must "
-                    "map the memory of its own slab server; attach to it again"
+                    f"{what} {mine!r} is not that of the slab server of {request.node} ({theirs!r}): a disk server "
+                    "must map the memory of its own slab server; attach to it again"
                 )
         if request.disk_bytes < 0:
             raise errors.ConfigurationError("disk_bytes", request.disk_bytes, "use 0 or more")
@@ -277,7 +277,8 @@ class NodeLink:
         known = self.manager.directory.tiering.complete(node, request.operation, result, now)
         self.manager.counts.add(f"operations_{result.name.lower()}" if known else "operations_stale")
         if result is not OperationResult.OK:
-            _log.info("cache node %s: operation %d: %s %s", node.name, request.operation, result.name, request.text[:200])
+            what = (node.name, request.operation, result.name, request.text[:200])
+            _log.info("cache node %s: operation %d: %s %s", *what)
         self.manager.nodes.heard(self.record, self.role, now)
         self.manager.waiting.room()
         self.peer.answer(Op.OPERATION_DONE, request_id, Empty())

@@ -15,7 +15,7 @@ def common_version(wire_min: int, wire_max: int) -> int:
     wire = min(wire_max, WIRE_VERSION)
     if wire < max(wire_min, WIRE_VERSION_MIN):
         raise errors.VersionMismatch(
-            f"the peer speaks wire versions {wire_min} to {wire_max}, this manager {WIRE_VERSION_MIN} to {WIRE_VERSION}: "
-            "upgrade the older one"
+            f"the peer speaks wire versions {wire_min} to {wire_max}, this manager {WIRE_VERSION_MIN} to "
+            f"{WIRE_VERSION}: upgrade the older one"
         )
     return wire

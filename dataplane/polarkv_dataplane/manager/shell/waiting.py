@@ -30,7 +30,9 @@ class Parked:
 
     __slots__ = ("keys", "lengths", "outcomes", "places", "received_ms", "request_id", "session", "unbegun", "until_ms")
 
-    def __init__(self, session: Session, request_id: int, keys: Sequence[bytes], received_ms: int, until_ms: int) -> None:
+    def __init__(
+        self, session: Session, request_id: int, keys: Sequence[bytes], received_ms: int, until_ms: int
+    ) -> None:
         self.session = session
         self.request_id = request_id
         self.keys = keys

@@ -252,7 +252,8 @@ class Recorder:
         self.connected = False
         self.stats.add("metadata_failures")
         # The type alone: a driver's text may hold the address and more.
-        _limited.warning("store", "the metadata store does not answer (%s); the cache goes on without it", type(error).__name__)
+        text = "the metadata store does not answer (%s); the cache goes on without it"
+        _limited.warning("store", text, type(error).__name__)
 
 
 def _wall_ms() -> int:

@@ -24,7 +24,9 @@ _BUSY_S = 2.0
 _VARIABLES = 500  # in one statement
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS nodes (name TEXT PRIMARY KEY, number INTEGER NOT NULL, incarnation INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS nodes (
+    name TEXT PRIMARY KEY, number INTEGER NOT NULL, incarnation INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tenants (name TEXT PRIMARY KEY, quota_bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entries (
     key BLOB PRIMARY KEY, node TEXT NOT NULL, length_bytes INTEGER NOT NULL, checksum INTEGER NOT NULL,
@@ -45,7 +47,8 @@ class SqliteStore(MetadataStore):
         """Raises ConfigurationError when the file's directory is not there."""
         self._path = Path(path)
         if not self._path.is_absolute() or not self._path.parent.is_dir():
-            raise ConfigurationError("metadata_url", f"sqlite://{path}", "use sqlite:///PATH of a file in a directory that is there")
+            fix = "use sqlite:///PATH of a file in a directory that is there"
+            raise ConfigurationError("metadata_url", f"sqlite://{path}", fix)
         self._thread = ThreadPoolExecutor(1, "polarkv-metadata")
         self._connection: sqlite3.Connection | None = None
         self._last: Future[object] | None = None
@@ -129,7 +132,8 @@ class SqliteStore(MetadataStore):
     def _remembered(self) -> Remembered:
         connection = self._opened
         epoch = connection.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-        nodes = [NodeRow(*row) for row in connection.execute("SELECT name, number, incarnation FROM nodes ORDER BY name")]
+        rows = connection.execute("SELECT name, number, incarnation FROM nodes ORDER BY name")
+        nodes = [NodeRow(*row) for row in rows]
         quotas: dict[str, int] = dict(connection.execute("SELECT name, quota_bytes FROM tenants").fetchall())
         return Remembered(epoch[0] if epoch else 0, nodes, quotas)
 

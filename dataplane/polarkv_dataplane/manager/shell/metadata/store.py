@@ -17,7 +17,7 @@ class NodeRow(NamedTuple):
 
 
 class EntryRow(NamedTuple):
-    """A committed entry. Wall-clock milliseconds; ``recency_ms`` 0 and ``pinned_until_ms`` None leave what is stored."""
+    """A committed entry. Times are wall-clock; ``recency_ms`` 0 and ``pinned_until_ms`` None leave what is stored."""
 
     key: bytes
     node: str
@@ -73,7 +73,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def take_epoch(self, at_least: int) -> int:
-        """A number that no earlier call returned: ``at_least``, or one more than the last. Stored before it is returned."""
+        """A number that no earlier call returned: ``at_least``, or one more than the last. It is stored by then."""
 
     @abstractmethod
     async def remembered(self) -> Remembered:
