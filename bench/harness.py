@@ -8,6 +8,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,18 @@ class Harness:
             self._say(f"start limit {limit.name}")
             limit.start(self._plan.total_bytes, self._plan.directory)
             self.results.about[limit.name] = limit.describe()
-        for name in (name for name in self._plan.names if name != LIMITS):
-            self._say(f"start {name}")
-            with self._guard(name, fatal=True):
-                subject = RemoteSubject(spec(name), logs / f"{name}.log")
-                self._subjects[name] = subject
-                self.results.about[name] = subject.start(self._plan.total_bytes)
+        names = [name for name in self._plan.names if name != LIMITS]
+        for name in names:
+            with self._guard(name):
+                self._subjects[name] = RemoteSubject(spec(name), logs / f"{name}.log")
+        # At once: most of a start is waiting for servers.
+        with ThreadPoolExecutor(max(1, len(names))) as executor:
+            list(executor.map(self._start_subject, list(self._subjects)))
+
+    def _start_subject(self, name: str) -> None:
+        with self._guard(name, fatal=True):
+            self._subjects[name].start(self._plan.total_bytes)
+            self._say(f"started {name}")
 
     def _warm_up(self) -> None:
         """One unrecorded pass at each size: servers touch their memory and open their connections outside of it all."""
@@ -97,6 +104,7 @@ class Harness:
             for name, subject in list(self._subjects.items()):
                 with self._guard(name):
                     subject.call("round", tag="warm-up", value_bytes=size)
+                    self.results.about[name] = subject.call("about")["about"]
         self._say("warmed up")
 
     def _cell(self, index: int, size: int) -> None:
@@ -140,7 +148,7 @@ class Harness:
         try:
             yield
         except (SubjectError, OSError) as error:
-            self.results.failures[name] = str(error)
+            self.results.failures[name] = " ".join(str(error).split())
             self._say(f"{name} failed: {error}")
             self._failure_counts[name] = self._failure_counts.get(name, 0) + 1
             if (fatal or self._failure_counts[name] >= MAX_FAILURES) and name in self._subjects:

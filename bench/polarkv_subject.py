@@ -38,14 +38,23 @@ class AdminApi:
         self._headers = {"Authorization": f"Bearer {settings['admin_token']}", "Content-Type": "application/json"}
         self._http = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ADMIN_TIMEOUT_SECONDS)
 
-    def evict(self, keys: Sequence[str], *, purge: bool) -> list[bool]:
-        """Drop memory copies that are on disk too, or everything; False for keys where that cannot be done yet."""
+    def evict(self, keys: Sequence[str], *, purge: bool) -> bool:
+        """Drop memory copies that are on disk too, or everything. False: not possible yet for some of the keys."""
         self._http.request("POST", "/v1/evict", json.dumps({"keys": list(keys), "purge": purge}), self._headers)
         answer = self._http.getresponse()
         body = answer.read()
         if answer.status != http.client.OK:
             raise SubjectError(f"evict answered {answer.status}: {body[:200].decode(errors='replace')}")
-        return [bool(done) for done in json.loads(body)["done"]]
+        return int(json.loads(body)["not_now"]) == 0
+
+    def evict_all(self, keys: Sequence[str], *, purge: bool) -> None:
+        """Ask until it is done, within a deadline: what is being copied at the moment can go a moment later."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while not self.evict(keys, purge=purge):
+            if time.monotonic() > deadline:
+                what = "purged" if purge else "on disk"
+                raise SubjectError(f"not all of {len(keys)} keys were {what} after {SETTLE_SECONDS:.0f} s")
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         self._http.close()
@@ -86,17 +95,8 @@ class PolarKVSubject(Subject):
             raise SubjectError(f"store: {next(one for one in result.chunks if one.outcome != 'stored')}")
 
     def finish_put(self, batches: Sequence[Batch]) -> None:
-        if not self._on_disk:
-            return
-        waiting = [key for batch in batches for key in batch.keys]
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while waiting:
-            done = self._admin.evict(waiting, purge=False)
-            waiting = [key for key, gone in zip(waiting, done, strict=True) if not gone]
-            if waiting and time.monotonic() > deadline:
-                raise SubjectError(f"{len(waiting)} keys were not on disk after {SETTLE_SECONDS:.0f} s")
-            if waiting:
-                time.sleep(POLL_SECONDS)
+        if self._on_disk:
+            self._admin.evict_all([key for batch in batches for key in batch.keys], purge=False)
 
     def get(self, batch: Batch) -> None:
         views = [self.target.view(offset, batch.value_bytes) for offset in batch.offsets]
@@ -108,12 +108,7 @@ class PolarKVSubject(Subject):
             raise SubjectError(f"load: a chunk came from tier {result.chunks[0].tier.name}")
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Within a deadline: what is being read or written at the moment cannot be purged."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while not all(self._admin.evict(keys, purge=True)):
-            if time.monotonic() > deadline:
-                raise SubjectError(f"keys were not purged within {SETTLE_SECONDS:.0f} s")
-            time.sleep(POLL_SECONDS)
+        self._admin.evict_all(keys, purge=True)
 
     def lookup(self, keys: Sequence[str]) -> int:
         return sum(map(bool, self._client.exists(_raw(keys))))
@@ -133,7 +128,7 @@ class PolarKVSubject(Subject):
         nodes = self._client.status().nodes
         return {
             "version": importlib.metadata.version("polarkv-cluster"),
-            "client": f"SyncClient, {', '.join(f'{node.transport} ({node.why})' for node in nodes)}",
+            "client": f"SyncClient, transport {', '.join(f'{node.transport} ({node.why})' for node in nodes)}",
             "memory": f"{MEMORY_BYTES // MIB} MiB",
         }
 

@@ -69,9 +69,8 @@ class RemoteSubject:
             raise SubjectError(str(answer["error"]))
         return answer
 
-    def start(self, region_bytes: int) -> dict[str, str]:
-        about: dict[str, str] = self.call("start", START_SECONDS, region_bytes=region_bytes)["about"]
-        return about
+    def start(self, region_bytes: int) -> None:
+        self.call("start", START_SECONDS, region_bytes=region_bytes)
 
     def close(self) -> None:
         """Ask it to stop its servers, then make sure of it."""

@@ -11,6 +11,9 @@ from bench.results import Results, Summary
 from bench.subject import LOOKUP_BATCHES
 from bench.targets import Verdict, judge, size_name
 
+# The whole reason is in the JSON and the log.
+REASON_CHARACTERS = 300
+
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
@@ -31,7 +34,10 @@ def _rates(results: Results) -> str:
     rows = [
         [f"{row}: {metric}", *(_rate_cell(results.rate(size, row, metric)) for size in sizes)] for row, metric in names
     ]
-    failed = [[f"{row}: failed", *([reason] + [""] * (len(sizes) - 1))] for row, reason in results.failures.items()]
+    failed = [
+        [f"{row}: failed", *([reason.replace("|", "/")[:REASON_CHARACTERS]] + [""] * (len(sizes) - 1))]
+        for row, reason in results.failures.items()
+    ]
     return _table(["GB/s by chunk size, median (min–max)", *map(size_name, sizes)], rows + failed)
 
 

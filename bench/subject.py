@@ -73,7 +73,7 @@ class Subject(ABC):
         """Timed with the puts, after the last: wait until every value is where this subject keeps it."""
 
     def describe(self) -> dict[str, str]:
-        """Version and settings, for the report."""
+        """Version and settings, for the report; asked after the first operations."""
         return {}
 
     def allocate(self, region_bytes: int) -> None:

@@ -46,6 +46,10 @@ class Worker:
         self._total_bytes = region_bytes
         self._subject.start(region_bytes)
         self._subject.source.fill_random(region_bytes)
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        assert self._subject is not None
         return {"about": self._subject.describe()}
 
     def round(self, tag: str, value_bytes: int) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def main() -> None:
     os.dup2(2, 1)
     worker = Worker(sys.argv[1])
     commands: dict[str, Callable[..., dict[str, Any]]] = {
-        name: getattr(worker, name) for name in ("start", "round", "lookup", "lookup_end", "close")
+        name: getattr(worker, name) for name in ("start", "about", "round", "lookup", "lookup_end", "close")
     }
     try:
         for line in sys.stdin:

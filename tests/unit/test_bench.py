@@ -1,4 +1,4 @@
-"""The benchmark's own promises: a disturbed sample does not count, a missing measurement never passes, bytes are checked."""
+"""The benchmark: a disturbed sample does not count, a missing measurement never passes, every byte is checked."""
 
 from __future__ import annotations
 
