@@ -61,10 +61,12 @@ class SlabProcess:
 
 
 def start_slab(
-    folder: Path, memory_bytes: int = 64 << 20, name: str = "node-0", huge: str = "off", number: int = 7
-) -> SlabProcess:
-    """Start one and wait until it has registered."""
-    manager = FakeManager(SECRET, timeout_ms=60_000, number=number)
+    folder: Path, memory_bytes: int = 64 << 20, name: str = "node-0", huge: str = "off", number: int = 7,
+    manager: FakeManager | None = None,
+) -> SlabProcess:  # fmt: skip
+    """Start one and wait until it has registered; ``manager`` is that of its previous life."""
+    manager = manager or FakeManager(SECRET, timeout_ms=60_000, number=number)
+    nth = len(manager.channels) + 1
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     process = subprocess.Popen(
@@ -76,7 +78,7 @@ def start_slab(
     )  # fmt: skip
     slab = SlabProcess(process, manager)
     try:
-        channel = manager.channel("slab")
+        channel = manager.channel("slab", nth)
         assert channel.open
     except BaseException:
         slab.close()
