@@ -39,14 +39,13 @@ def session() -> Iterator[tuple[Session, socket.socket]]:
 
 
 def test_the_clock_is_never_early_and_at_most_a_round_trip_late() -> None:
-    clock, ahead_ms = ManagerClock(), 1_000_000
+    ahead_ms = 1_000_000
 
     def manager_ms() -> float:
         return time.monotonic() * 1000 + ahead_ms
 
-    assert clock.now_ms() == float("inf")  # before any answer every grant has ended
     sent_at = time.monotonic()
-    clock.restart(int(manager_ms()) + 40, sent_at)  # an answer that took 40 ms to be made
+    clock = ManagerClock(int(manager_ms()) + 40, sent_at)  # an answer that took 40 ms to be made
     assert manager_ms() - 1 <= clock.now_ms() <= manager_ms() + 50
     sent_at = time.monotonic()
     clock.observe(int(manager_ms()), sent_at)
@@ -54,8 +53,6 @@ def test_the_clock_is_never_early_and_at_most_a_round_trip_late() -> None:
     assert -1.5 <= tight <= 5
     clock.observe(int(manager_ms()) + 500, time.monotonic())  # a slow answer does not loosen the bound
     assert clock.now_ms() - manager_ms() <= tight + 5
-    clock.restart(100, time.monotonic())  # another manager process, whose clock starts elsewhere
-    assert clock.now_ms() < 1000
 
 
 def test_heartbeats_carry_counters(manager: FakeManager, tmp_path: Path) -> None:

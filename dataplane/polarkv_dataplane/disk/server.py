@@ -38,8 +38,12 @@ class DiskServer:
         self.secrets = secrets.load(settings.secret_file)
         self.counters = Counters()
         self.volumes = VolumeSet(settings.node, settings.directories, settings.require_mount)
+        try:
+            self.files = Files(self.volumes.folders)
+        except BaseException:
+            self.volumes.close()
+            raise
         self.executor = KeyedExecutor(settings.io_threads, settings.queue_length)
-        self.files = Files(self.volumes.folders)
         self.index = Index(settings.capacity_bytes)
         self.operations = Operations(
             self.files, self.index, self.executor, self.counters, settings.operation_timeout_ms / 1000

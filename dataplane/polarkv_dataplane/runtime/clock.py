@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 
@@ -11,17 +10,14 @@ _DRIFT = 200e-6
 
 
 class ManagerClock:
-    """Bound on the manager's monotonic clock, in milliseconds. Never early; late by at most one round trip."""
+    """Bound on one manager's monotonic clock, in milliseconds. Never early; late by at most one round trip.
 
-    def __init__(self) -> None:
+    Every registration has its own: the manager may be another process by then, whose clock starts elsewhere.
+    """
+
+    def __init__(self, manager_now_ms: int, sent_at: float) -> None:
         self._lock = threading.Lock()
-        self._ahead_ms = math.inf
-        self._at = 0.0
-
-    def restart(self, manager_now_ms: int, sent_at: float) -> None:
-        """Forget all earlier answers: the manager may be another process, whose clock starts elsewhere."""
-        with self._lock:
-            self._ahead_ms, self._at = manager_now_ms - sent_at * 1000, sent_at
+        self._ahead_ms, self._at = manager_now_ms - sent_at * 1000, sent_at
 
     def observe(self, manager_now_ms: int, sent_at: float) -> None:
         """Take an answer that the manager gave after ``sent_at`` (``time.monotonic()``); the tightest bound is kept."""

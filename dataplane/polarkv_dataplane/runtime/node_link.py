@@ -19,7 +19,6 @@ from polarkv_client.errors import (
 )
 from polarkv_client.protocol.messages import Heartbeat, HeartbeatAnswer, Op, Register, Registered
 from polarkv_client.protocol.wire import Connection, Frame, decode_body, encode_frame, raise_failure
-from polarkv_dataplane.runtime.clock import ManagerClock
 from polarkv_dataplane.runtime.counters import Counters
 from polarkv_dataplane.runtime.log import LimitedLogger
 from polarkv_dataplane.runtime.session import Session
@@ -53,7 +52,6 @@ class NodeLink:
     """Keeps one process registered. One thread: it reads, sends heartbeats, and connects anew after a loss."""
 
     def __init__(self, endpoint: str, listener: Listener, counters: Counters, name: str) -> None:
-        self.clock = ManagerClock()
         self._endpoint = endpoint
         self._listener = listener
         self._counters = counters
@@ -118,7 +116,6 @@ class NodeLink:
             raise ProtocolError(
                 f"heartbeats every {registered.heartbeat_ms} of {registered.timeout_ms} ms are no offer"
             )
-        self.clock.restart(registered.manager_now_ms, sent_at)
         session = Session(sock, registered, sent_at)
         set_send_timeout(sock, session.timeout_s)
         self._session = session
@@ -156,4 +153,4 @@ class NodeLink:
             raise ProtocolError(f"an answer to request {frame.request_id}, which was not sent")
         op, sent_at = answered
         if op == Op.HEARTBEAT:
-            self.clock.observe(decode_body(frame.body, HeartbeatAnswer).manager_now_ms, sent_at)
+            session.clock.observe(decode_body(frame.body, HeartbeatAnswer).manager_now_ms, sent_at)

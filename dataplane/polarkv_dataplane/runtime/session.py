@@ -14,6 +14,7 @@ from typing import Any
 from polarkv_client.errors import PolarKVError, Refused
 from polarkv_client.protocol.messages import InventoryItem, Op, Registered, ReportInventory
 from polarkv_client.protocol.wire import Frame, encode_frame, raise_failure
+from polarkv_dataplane.runtime.clock import ManagerClock
 
 WINDOW = 256
 INVENTORY_BATCH = 4096
@@ -39,6 +40,7 @@ class Session:
     def __init__(self, sock: socket.socket, registered: Registered, sent_at: float) -> None:
         self.sock = sock
         self.life = Life(registered.number, registered.incarnation, registered.epoch)
+        self.clock = ManagerClock(registered.manager_now_ms, sent_at)
         self.timeout_s = registered.timeout_ms / 1000
         self.heartbeat_s = registered.heartbeat_ms / 1000
         self._lock = threading.Lock()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from polarkv_client.errors import Refused
 from polarkv_client.protocol import grants
 from polarkv_client.protocol.grants import Access, Grant
@@ -18,11 +16,10 @@ class GrantEnded(Refused):
 class Gate:
     """Lets through what the present incarnation and epoch allow; nothing before the first registration."""
 
-    def __init__(self, grant_key: bytes, clock: ManagerClock) -> None:
+    def __init__(self, grant_key: bytes) -> None:
         self._grant_key = grant_key
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._life: Life | None = None
+        # One value, replaced as a whole: a grant of one manager is never held against another one's clock.
+        self._present: tuple[Life, ManagerClock] | None = None
 
     @property
     def life(self) -> Life:
@@ -31,16 +28,18 @@ class Gate:
         Raises:
             Refused: there has been none yet.
         """
-        life = self._life
-        if life is None:
-            raise Refused("this slab server has not registered at its manager yet: try again")
-        return life
+        return self._now()[0]
 
-    def enter(self, life: Life) -> bool:
-        """Take a new registration; return whether it ends an earlier incarnation."""
-        with self._lock:
-            before, self._life = self._life, life
-        return before is not None and before.incarnation != life.incarnation
+    def _now(self) -> tuple[Life, ManagerClock]:
+        present = self._present
+        if present is None:
+            raise Refused("this slab server has not registered at its manager yet: try again")
+        return present
+
+    def enter(self, life: Life, clock: ManagerClock) -> bool:
+        """Take a new registration; return whether it ends an earlier incarnation. For one thread at a time."""
+        before, self._present = self._present, (life, clock)
+        return before is not None and before[0].incarnation != life.incarnation
 
     def admit(self, signed: bytes, access: Access | None) -> Grant:
         """Check a grant; with ``access`` None either kind will do.
@@ -48,7 +47,7 @@ class Gate:
         Raises:
             Unauthorized, Refused, ProtocolError: as ``grants.verify`` says.
         """
-        life = self.life
+        life, clock = self._now()
         if access is None:
             claimed = grants.read(signed).access
             access = Access.WRITE if claimed == Access.WRITE else Access.READ
@@ -58,7 +57,7 @@ class Gate:
             access=access,
             incarnation=life.incarnation,
             epoch=life.epoch,
-            manager_now_ms=int(self._clock.now_ms()) + 1,
+            manager_now_ms=int(clock.now_ms()) + 1,
         )
         if grant.node != life.number:
             raise Refused(f"the grant is for cache node {grant.node}, this is {life.number}")
@@ -70,8 +69,8 @@ class Gate:
         Raises:
             GrantEnded: it does not hold any more.
         """
-        life = self._life
-        if life is None or grant.incarnation != life.incarnation or grant.epoch != life.epoch:
+        life, clock = self._now()
+        if grant.incarnation != life.incarnation or grant.epoch != life.epoch:
             raise GrantEnded("the slab server has registered anew: the grant has ended")
-        if self._clock.now_ms() >= grant.deadline_ms:
+        if clock.now_ms() >= grant.deadline_ms:
             raise GrantEnded("the grant ended while its bytes were moving")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import logging
 import mmap
 import os
@@ -88,7 +89,11 @@ def create(settings: SlabSettings) -> Pool:
         )
     if settings.pool_path is not None:
         return _from_path(settings.pool_path, size_bytes)
-    ways: dict[str, Callable[[int], Pool]] = {"tmpfs": _tmpfs, "hugetlb": _hugetlb, "off": _plain}
+    ways: dict[str, Callable[[int], Pool]] = {
+        "tmpfs": _tmpfs,
+        "hugetlb": _hugetlb,
+        "off": functools.partial(_plain, advised=False),
+    }
     if settings.huge_pages != "auto":
         return ways[settings.huge_pages](size_bytes)
     for name in ("tmpfs", "hugetlb"):
@@ -124,10 +129,10 @@ def _hugetlb(size_bytes: int) -> Pool:
         raise ConfigurationError("huge_pages", "hugetlb", fix) from error
 
 
-def _plain(size_bytes: int) -> Pool:
+def _plain(size_bytes: int, *, advised: bool = True) -> Pool:
     pool = _mapped(os.memfd_create("polarkv-pool", os.MFD_CLOEXEC), size_bytes, "memfd")
-    # Takes effect where shmem_enabled is "advise"; harmless elsewhere.
-    machine.advise(ctypes.addressof(ctypes.c_char.from_buffer(pool.view)), size_bytes, _MADV_HUGEPAGE)
+    if advised:  # takes effect where shmem_enabled is "advise"
+        machine.advise(ctypes.addressof(ctypes.c_char.from_buffer(pool.view)), size_bytes, _MADV_HUGEPAGE)
     return pool
 
 

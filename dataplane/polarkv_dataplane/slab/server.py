@@ -40,7 +40,7 @@ class SlabServer:
         self.pool = pools.create(settings)
         self._carving = Carving(self.pool.size_bytes, settings.slab_size_bytes)
         self._link = NodeLink(settings.manager, self, self.counters, f"slab-{settings.node}")
-        self._gate = Gate(self._secrets.grant_key, self._link.clock)
+        self._gate = Gate(self._secrets.grant_key)
         self._incarnation = 0
         self._servers: list[ConnectionServer] = []
         self._tcp_port = 0
@@ -124,7 +124,7 @@ class SlabServer:
         life = session.life
         first = self._incarnation == 0
         slots: Iterator[tuple[int, int]] = self._carving.slots()  # none yet in a fresh one
-        if self._gate.enter(life):
+        if self._gate.enter(life, session.clock):
             # The manager has forgotten all earlier grants: whoever still works by one must stop now.
             self._carving.clear()
             slots = iter(())
