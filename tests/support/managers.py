@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
+
 from polarkv_client.keys import golden_digest, join_keys
 from polarkv_client.protocol import grants
 from polarkv_client.protocol.messages import (
@@ -365,6 +367,19 @@ class FakeNode:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def admin(manager: Running, token: str = ADMIN_TOKEN) -> httpx.Client:
+    """An HTTP client with the admin token."""
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=manager.http, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+
+
+def stats(manager: Running) -> dict[str, Any]:
+    """What GET /v1/stats answers."""
+    with admin(manager) as http:
+        answer: dict[str, Any] = http.get("/v1/stats").raise_for_status().json()
+    return answer
 
 
 def deadline(timeout_s: float = TIMEOUT_S) -> float:
