@@ -78,6 +78,8 @@ class Membership:
                 self.tiering.forget_file(node, item.key)
             elif entry.state is S.MEMORY and (entry.length_bytes, entry.checksum) == (item.length_bytes, item.checksum):
                 self.ledger.change(entry, Event.PROVED_ON_DISK, now)
+            elif entry.state in (S.WRITING, S.MEMORY):
+                self.tiering.forget_file(node, item.key)
 
     def heard(self, node: CacheNode, now: int) -> None:
         """A sign of life."""

@@ -8,8 +8,6 @@ from polarkv_dataplane.manager.core.ledger import Ledger
 from polarkv_dataplane.manager.core.table import Event
 from polarkv_dataplane.manager.records.model import CacheNode, DiskWork, Entry, Work
 
-RETRY_OFFLOAD_MS = 1000
-
 
 class Tiering:
     """Policies of one ledger's nodes."""
@@ -34,7 +32,7 @@ class Tiering:
         self._reclaim_slab(node, stride, now)
         offset = node.pool.take(stride)
         if offset is None:
-            node.short_until_ms = now + RETRY_OFFLOAD_MS
+            node.short_until_ms = now + self.settings.offload_retry_ms
         return offset
 
     def evict(self, entry: Entry, now: int, *, forced: bool = False) -> bool:
@@ -122,11 +120,12 @@ class Tiering:
             return
         self.ledger.stats.add("offload_failed")
         self.ledger.change(entry, Event.OFFLOAD_FAILED, now)  # back in the queue of dirty entries
+        self.forget_file(entry.node, entry.key)  # an older file of this key, of which no entry knew
         if result is OperationResult.DAMAGED:
             self.evict(entry, now, forced=True)
             return
         node = entry.node
-        node.retry_offload_ms = now + RETRY_OFFLOAD_MS
+        node.retry_offload_ms = now + self.settings.offload_retry_ms
         if result is OperationResult.NO_SPACE:  # others use this disk too, or the books differ: believe the disk
             self._purge_oldest(node, 2 * entry.stride_bytes, now)
 
@@ -154,7 +153,7 @@ class Tiering:
             self._purge_oldest(node, missing, now)
         fits = node.disk_used_bytes + stride <= node.disk_bytes
         if not fits and not node.purging_bytes:  # nothing may be purged: a full disk must not stop stores
-            node.retry_offload_ms = now + RETRY_OFFLOAD_MS
+            node.retry_offload_ms = now + self.settings.offload_retry_ms
         return fits
 
     def _purge_oldest(self, node: CacheNode, wanted_bytes: int, now: int) -> None:
@@ -179,6 +178,6 @@ class Tiering:
             if coldest is None:
                 return
             slab = node.pool.slab_of(coldest.offset_bytes)
+        node.pool.close_slab(slab)  # first: the slab is gone with its last entry
         for entry in [entry for entry in slab.holders if entry is not None]:
             self.evict(entry, now)
-        node.pool.close_slab(slab)

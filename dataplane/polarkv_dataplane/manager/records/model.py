@@ -23,6 +23,7 @@ class Settings:
     write_ticket_ms: int = 4000
     quarantine_ms: int = 1000
     operation_timeout_ms: int = 10000
+    offload_retry_ms: int = 1000
     node_timeout_ms: int = 3000
     offload_ahead: bool = True
     memory_high_percent: int = 90
