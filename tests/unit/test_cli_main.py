@@ -19,11 +19,8 @@ ROOT = Path(__file__).parents[2]
 # Imports as on a machine with the client alone: nothing of the data plane, none of its dependencies.
 CLIENT_ALONE = """
 import sys
-class Gone:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"polarkv_dataplane", "polarkv_operator", "fastapi", "uvicorn", "uvloop", "numpy"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Gone())
+for name in ("polarkv_dataplane", "polarkv_operator", "fastapi", "uvicorn", "uvloop", "prometheus_client", "numpy"):
+    sys.modules[name] = None
 from polarkv_client.cli.main import main
 main()
 """
@@ -122,9 +119,8 @@ def test_client_alone_runs_its_own_commands() -> None:
     assert client_alone("doctor").returncode == 0
 
 
-@pytest.mark.parametrize("name", DATA_PLANE)
-def test_client_alone_says_what_to_install(name: str) -> None:
-    done = client_alone(name, "--nodes", "2")
+def test_client_alone_says_what_to_install() -> None:
+    done = client_alone("up", "--nodes", "2")
     assert done.returncode == ExitCode.USAGE
     assert "pip install 'polarkv-cluster[dataplane]'" in done.stderr
     assert "Traceback" not in done.stderr

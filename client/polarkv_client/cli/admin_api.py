@@ -55,7 +55,7 @@ class AdminClient:
         return answer
 
     def entries(self, limit: int, prefix: str = "") -> Iterator[dict[str, Any]]:
-        """Entries in the order of their keys, at most ``limit``, whose keys begin with ``prefix`` (whole bytes, hex)."""
+        """Entries in the order of their keys, at most ``limit``, whose keys begin with ``prefix`` (hex)."""
         after: str | None = ""
         while limit > 0 and after is not None:
             wanted = {"limit": str(min(limit, PAGE)), "after": after, "prefix": prefix}
@@ -75,19 +75,19 @@ class AdminClient:
 
     def evict(self, keys: Sequence[bytes] | None, *, purge: bool) -> Done:
         """Drop memory copies of keys (None: of all) that disk has too; with ``purge`` drop the entries."""
-        return self._on_keys("/v1/evict", keys, {"purge": purge})
+        return self._on_keys("/v1/evict", keys, {"purge": purge}, "evicted")
 
     def pin(self, keys: Sequence[bytes] | None, ttl_ms: int) -> Done:
         """Keep keys (None: all) cached for a while; 0 ends that."""
-        return self._on_keys("/v1/pin", keys, {"ttl_ms": ttl_ms})
+        return self._on_keys("/v1/pin", keys, {"ttl_ms": ttl_ms}, "pinned")
 
-    def _on_keys(self, path: str, keys: Sequence[bytes] | None, more: dict[str, Any]) -> Done:
+    def _on_keys(self, path: str, keys: Sequence[bytes] | None, more: dict[str, Any], done: str) -> Done:
         requests = [{"all": True}] if keys is None else [
             {"keys": [key.hex() for key in keys[start : start + KEYS_PER_CALL]]}
             for start in range(0, len(keys), KEYS_PER_CALL)
         ]  # fmt: skip
         answers = [self._call("POST", path, json={**request, **more}) for request in requests]
-        return Done(sum(one["done"] for one in answers), sum(one["not_now"] for one in answers))
+        return Done(sum(_count(one, done) for one in answers), sum(_count(one, "not_now") for one in answers))
 
     def _call(self, method: str, path: str, **more: Any) -> Any:
         try:
@@ -121,6 +121,13 @@ class AdminClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _count(answer: Any, name: str) -> int:
+    found = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(found, int):
+        raise errors.ProtocolError(f"the admin API answered without {name}: is the manager of another version?")
+    return found
 
 
 def _items(answer: Any, name: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polarkv_client.config import CONNECTION_FILE, ClientConfig, load_config
-from polarkv_client.errors import ConfigurationError
+from polarkv_client.errors import ConfigurationError, DeadlineExceeded, Unavailable
 from polarkv_client.settings_cli import Section, Setting, read_section
 
 if TYPE_CHECKING:
@@ -66,20 +67,23 @@ class Session:
         """A connected client.
 
         Raises:
-            Unavailable: nobody answers. Others as ``SyncClient.connect``.
+            Unavailable, DeadlineExceeded: nobody answers. Others as ``SyncClient.connect``.
         """
-        from polarkv_client.errors import Unavailable
+        from polarkv_client.manager_client import ManagerClient
         from polarkv_client.sync import SyncClient
+        from polarkv_client.transport.select import host_id
 
-        client = SyncClient.connect(self.settings(**flags))
-        status = client.status()
-        if not status.connected:
-            client.close()
-            why = status.why or "nobody answers"
-            raise Unavailable(
-                f"{status.endpoint}: {why}; is the cluster up? ('polarkv up' starts one, 'polarkv doctor' looks)"
-            )
-        return client
+        config = self.settings(**flags)
+        # The client would go on with misses; a person wants to know why nobody answers.
+        probe = ManagerClient(config, host_id())
+        try:
+            probe.connect(time.monotonic() + (config.connect_timeout_ms + config.manager_timeout_ms) / 1000)
+        except (Unavailable, DeadlineExceeded) as error:
+            hint = "is the cluster up? ('polarkv up' starts one, 'polarkv doctor' looks)"
+            raise type(error)(f"{error}; {hint}") from None
+        finally:
+            probe.close()
+        return SyncClient.connect(config)
 
     def patient_client(self, **flags: Any) -> SyncClient:
         """As :meth:`client`, with longer waits where none are set: a person waits for it, not an inference engine."""

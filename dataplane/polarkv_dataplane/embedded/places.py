@@ -119,15 +119,20 @@ class Held:
                     time.sleep(0.01)
                     continue
             os.close(self._descriptor)
-            stop = f"polarkv down --dir {places.root}"
-            fix = f"a cluster runs here (process {holder}): stop it with '{stop}', or use another --dir"
-            raise ConfigurationError("up.dir (--dir)", str(places.root), fix) from None
+            raise in_use(places, holder) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Give it up."""
         os.close(self._descriptor)
+
+
+def in_use(places: Places, holder: int | None) -> ConfigurationError:
+    """What is wrong with starting a second cluster in a directory."""
+    stop = f"polarkv down --dir {places.root}"
+    fix = f"a cluster runs here (process {holder}): stop it with '{stop}', or use another --dir"
+    return ConfigurationError("up.dir (--dir)", str(places.root), fix)
 
 
 def holder_of(places: Places) -> int | None:

@@ -26,6 +26,7 @@ class UpSettings(Settings):
     )
     dir: Path = Field(
         Path(".polarkv"),
+        validate_default=True,
         description="Directory of the cluster: files of the disk tier, metadata, secrets, logs, connection.json.",
     )
     metadata_url: str = Field(

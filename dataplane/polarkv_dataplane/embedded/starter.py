@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from polarkv_client.errors import ConfigurationError, PolarKVError
-from polarkv_dataplane.embedded.places import Places, holder_of
-from polarkv_dataplane.embedded.settings import UpSettings
+from polarkv_dataplane.embedded.places import Places, holder_of, in_use
+from polarkv_dataplane.embedded.settings import UpSettings, check_machine
 
 _GRACE_S = 15.0
 STOP_TIMEOUT_S = 6.0
@@ -34,6 +34,12 @@ def start_supervisor(
     Raises:
         ConfigurationError: a setting does not fit this machine, or the directory is in use. StartFailed: anything else.
     """
+    places = Places(settings.dir)
+    # What can be refused at once is; the supervisor looks again once it alone has the directory.
+    places.prepare(settings.nodes)
+    if (holder := holder_of(places)) is not None:
+        raise in_use(places, holder)
+    check_machine(settings)
     order = {
         "settings": settings.model_dump(mode="json"),
         "attached": attached,
