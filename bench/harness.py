@@ -64,7 +64,7 @@ class Harness:
             self._start(logs)
             self._warm_up()
             index = 0
-            while index < self._plan.rounds or self._wants_more():
+            while index < self._plan.rounds or (index < 2 * self._plan.rounds and self._wants_more()):
                 for size in self._plan.sizes_bytes:
                     self._cell(index, size)
                 if self._plan.lookup_seconds > 0:

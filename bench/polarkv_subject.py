@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.metadata
-import json
 import os
 import shutil
 import time
-import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.subject import MIB, WORKING_SET_BYTES, Batch, Subject, SubjectError
+from polarkv_client.cli.admin_api import AdminClient
+from polarkv_client.config import load_config
 from polarkv_client.sync import SyncClient
 from polarkv_dataplane.embedded.cluster import Cluster
 
 DEADLINE_MS = 30_000
 SETTLE_SECONDS = 60.0
 POLL_SECONDS = 0.005
-ADMIN_TIMEOUT_SECONDS = 30.0
 # Every size class holds the working set in slabs of its own until they are given back.
 MEMORY_BYTES = 6 * WORKING_SET_BYTES
 DISK_BYTES = 8 * WORKING_SET_BYTES
@@ -29,35 +27,15 @@ DISK_BYTES = 8 * WORKING_SET_BYTES
 MEMORY_ONLY = "[manager]\noffload_ahead = false\n"
 
 
-class AdminApi:
-    """The two admin calls that a measurement needs."""
-
-    def __init__(self, connection: Path) -> None:
-        settings = json.loads(connection.read_text())
-        place = urllib.parse.urlsplit(settings["admin"])
-        self._headers = {"Authorization": f"Bearer {settings['admin_token']}", "Content-Type": "application/json"}
-        self._http = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ADMIN_TIMEOUT_SECONDS)
-
-    def evict(self, keys: Sequence[str], *, purge: bool) -> bool:
-        """Drop memory copies that are on disk too, or everything. False: not possible yet for some of the keys."""
-        self._http.request("POST", "/v1/evict", json.dumps({"keys": list(keys), "purge": purge}), self._headers)
-        answer = self._http.getresponse()
-        body = answer.read()
-        if answer.status != http.client.OK:
-            raise SubjectError(f"evict answered {answer.status}: {body[:200].decode(errors='replace')}")
-        return int(json.loads(body)["not_now"]) == 0
-
-    def evict_all(self, keys: Sequence[str], *, purge: bool) -> None:
-        """Ask until it is done, within a deadline: what is being copied at the moment can go a moment later."""
-        deadline = time.monotonic() + SETTLE_SECONDS
-        while not self.evict(keys, purge=purge):
-            if time.monotonic() > deadline:
-                what = "purged" if purge else "on disk"
-                raise SubjectError(f"not all of {len(keys)} keys were {what} after {SETTLE_SECONDS:.0f} s")
-            time.sleep(POLL_SECONDS)
-
-    def close(self) -> None:
-        self._http.close()
+def _evict_all(admin: AdminClient, keys: Sequence[str], *, purge: bool) -> None:
+    """Ask until it is done, within a deadline: what is being copied at the moment can go a moment later."""
+    raw = _raw(keys)
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while admin.evict(raw, purge=purge).not_now:
+        if time.monotonic() > deadline:
+            what = "purged" if purge else "on disk"
+            raise SubjectError(f"not all of {len(keys)} keys were {what} after {SETTLE_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)
 
 
 class PolarKVSubject(Subject):
@@ -82,7 +60,7 @@ class PolarKVSubject(Subject):
             config.write_text(MEMORY_ONLY)
         self._cluster = Cluster(1, MEMORY_BYTES, DISK_BYTES, self._directory / "data", config=config)
         self._cluster.start()
-        self._admin = AdminApi(self._cluster.connection)
+        self._admin = AdminClient(load_config(self._cluster.connection))
         self._client = SyncClient.connect(
             self._cluster.connection, transport=self._transport, deadline_ms=DEADLINE_MS, wait_for_space_ms=DEADLINE_MS
         )
@@ -96,7 +74,7 @@ class PolarKVSubject(Subject):
 
     def finish_put(self, batches: Sequence[Batch]) -> None:
         if self._on_disk:
-            self._admin.evict_all([key for batch in batches for key in batch.keys], purge=False)
+            _evict_all(self._admin, [key for batch in batches for key in batch.keys], purge=False)
 
     def get(self, batch: Batch) -> None:
         views = [self.target.view(offset, batch.value_bytes) for offset in batch.offsets]
@@ -108,7 +86,7 @@ class PolarKVSubject(Subject):
             raise SubjectError(f"load: a chunk came from tier {result.chunks[0].tier.name}")
 
     def forget(self, keys: Sequence[str]) -> None:
-        self._admin.evict_all(keys, purge=True)
+        _evict_all(self._admin, keys, purge=True)
 
     def lookup(self, keys: Sequence[str]) -> int:
         return sum(map(bool, self._client.exists(_raw(keys))))
