@@ -42,7 +42,7 @@ def takes_the_slot(caller: Caller, number: int) -> None:
     ("transport", "call", "nth"),
     [
         ("shm", "pwritev", PIECES // 2),  # in the middle of the payload
-        ("shm", "pwrite", 1),  # right before the header, which would make the slot look whole
+        ("shm", "pwritev", 0),  # right before the header, which would make the slot look whole
         ("tcp", "sendmsg", PIECES // 2),
     ],
 )
@@ -68,13 +68,17 @@ def test_a_write_that_goes_on_after_its_ticket_never_shows(
         settled(one_slot)
 
 
-@pytest.mark.parametrize(("transport", "call"), [("shm", "preadv"), ("tcp", "recvmsg_into"), ("tcp", "recv_into")])
+@pytest.mark.parametrize(
+    ("transport", "call", "nth"), [("shm", "preadv", 2), ("tcp", "recvmsg_into", 1), ("tcp", "recv_into", 2)]
+)
 def test_a_read_that_goes_on_after_its_lease_is_a_miss(
-    one_slot: World, chunks: Chunks, transport: str, call: str
+    one_slot: World, chunks: Chunks, transport: str, call: str, nth: int
 ) -> None:
     with one_slot.caller(chunks) as caller:
         takes_the_slot(caller, 0)
-        late = Halted(one_slot.cluster.connection, chunks, [0], operation="load", transport=transport, call=call, nth=2)
+        late = Halted(
+            one_slot.cluster.connection, chunks, [0], operation="load", transport=transport, call=call, nth=nth
+        )
         try:
             takes_the_slot(caller, 1)
             said = late.go_on()

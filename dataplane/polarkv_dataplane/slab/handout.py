@@ -14,6 +14,7 @@ from polarkv_dataplane.runtime.session import Life
 from polarkv_dataplane.runtime.stream import read_frame, set_send_timeout, wait_readable
 from polarkv_dataplane.slab.life import Gate
 from polarkv_dataplane.slab.pool import Pool
+from polarkv_dataplane.slab.tcp import say_and_close
 
 _FRAME_S = 5.0
 _MAX_REQUEST_BYTES = 4 << 20
@@ -34,7 +35,11 @@ class Handout:
         while True:
             while not wait_readable(sock, 60.0):
                 pass
-            frame = read_frame(sock, time.monotonic() + _FRAME_S, _MAX_REQUEST_BYTES)
+            try:
+                frame = read_frame(sock, time.monotonic() + _FRAME_S, _MAX_REQUEST_BYTES)
+            except ProtocolError as error:
+                say_and_close(sock, encode_failure(0, 0, error))
+                raise
             try:
                 if frame.op != Op.SLAB_ATTACH:
                     raise ProtocolError(f"op {frame.op} is not served here: this socket hands out memory")

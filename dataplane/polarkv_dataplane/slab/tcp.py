@@ -55,7 +55,7 @@ class TcpPath:
             try:
                 frame = read_frame(sock, time.monotonic() + self._stall_s, MAX_REQUEST_BYTES)
             except ProtocolError as error:
-                _say_and_close(sock, encode_failure(0, 0, error))
+                say_and_close(sock, encode_failure(0, 0, error))
                 raise
             self._answer(sock, frame)
 
@@ -77,7 +77,7 @@ class TcpPath:
             if frame.op == Op.SLAB_READ:
                 sock.sendall(failure)  # nothing follows a read's request, so the stream is still in step
                 return
-            _say_and_close(sock, failure)
+            say_and_close(sock, failure)
             raise
         if frame.op == Op.SLAB_READ:
             self._read(sock, frame, grant, extents)
@@ -130,7 +130,7 @@ class TcpPath:
                 moved_bytes += extent.length_bytes
         except PolarKVError as error:
             self._count_error(error)
-            _say_and_close(sock, encode_failure(frame.op, frame.request_id, error))
+            say_and_close(sock, encode_failure(frame.op, frame.request_id, error))
             raise
         finally:
             self._counters.add(_WRITE_BYTES, moved_bytes)
@@ -171,7 +171,7 @@ def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-def _say_and_close(sock: socket.socket, failure: bytes) -> None:
+def say_and_close(sock: socket.socket, failure: bytes) -> None:
     """Tell the peer what is wrong although it may still be sending.
 
     Closing a socket with unread bytes resets the connection, and the reset would overtake the text.

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polarkv_client.layout import unpack_header
 from polarkv_client.sync import SyncClient
 from tests.local.support.oracle import Chunks
 
@@ -23,7 +24,10 @@ _after = {"calls": 0}
 
 
 def halting(name: str, original: Callable[..., Any], nth: int) -> Callable[..., Any]:
-    """``original``, but the process stops right before its ``nth`` call. Calls after that are counted."""
+    """``original``, but the process stops right before its ``nth`` call (0: the one that writes a chunk's header).
+
+    Calls from then on are counted.
+    """
     lock = threading.Lock()
     count = 0
 
@@ -31,15 +35,20 @@ def halting(name: str, original: Callable[..., Any], nth: int) -> Callable[..., 
         nonlocal count
         with lock:
             count += 1
-            mine = count
-        if mine == nth:
+            here = count == nth if nth else writes_header(arguments)
+        if here:
             os.kill(os.getpid(), signal.SIGSTOP)
         result = original(*arguments, **named)
-        if mine >= nth:
+        if here or _after["calls"]:
             _after["calls"] += 1
         return result
 
     return wrapped
+
+
+def writes_header(arguments: tuple[Any, ...]) -> bool:
+    """Whether a vectored write begins with a valid header."""
+    return unpack_header(arguments[1][0]) is not None
 
 
 def main() -> int:
