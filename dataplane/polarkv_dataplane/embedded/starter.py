@@ -120,13 +120,17 @@ def stop_directory(directory: Path) -> bool:
     holder = holder_of(places)
     if holder is None:
         return False
-    for number, limit_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 2.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(holder, number)
-            os.kill(holder, signal.SIGCONT)
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if holder_of(places) is None:
+    try:
+        process = os.pidfd_open(holder)
+    except ProcessLookupError:
+        return True  # it ended just now
+    try:
+        for number, limit_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 2.0)):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
+                signal.pidfd_send_signal(process, signal.SIGCONT)
+            if select.select([process], [], [], limit_s)[0]:
                 return True
-            time.sleep(0.02)
+    finally:
+        os.close(process)
     raise PolarKVError(f"process {holder} still holds {directory}")
