@@ -154,8 +154,7 @@ def test_damaged_memory_is_never_copied_to_disk(chunks: Chunks) -> None:
         finally:
             memory.close()
         for first in range(10, 400, 30):  # more than memory holds: what is old goes to disk
-            batch = list(range(first, first + 30))
-            wait_until(lambda batch=batch: caller.store(batch).present == 30, "stores to find room", 20)
+            recovers(caller, list(range(first, first + 30)))
         caller.load([0])  # compared with the oracle if it is a hit
         assert not path_of(world, chunks.key(0)).exists()
         assert recovers(caller, [0]) < 20

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,15 @@ class Worker:
 
     def __init__(self, orders: Orders, start_s: float = 20.0) -> None:
         self.orders = orders
-        self._said = tempfile.TemporaryFile(prefix="polarkv-worker-")  # noqa: SIM115 - as long as the worker
-        self._errors = tempfile.TemporaryFile(prefix="polarkv-worker-")  # noqa: SIM115
+        # Beside the servers' logs: they are shown, and go, together.
+        stem = Path(orders.connection).parent / "logs" / f"worker-{orders.seed}-{time.monotonic_ns()}"
+        self._said, self._errors = stem.with_suffix(".said"), stem.with_suffix(".log")
         command = [sys.executable, "-m", "tests.local.support.worker", json.dumps(dataclasses.asdict(orders))]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=self._said, stderr=self._errors, cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        with self._said.open("wb") as said, self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=said, stderr=errors, cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
         self._stopped_at: float | None = None
         self._stops: list[tuple[float, float]] = []
         self.killed = False
@@ -87,12 +88,12 @@ class Worker:
 
     def said(self) -> list[dict[str, Any]]:
         """All that it said so far."""
-        raw = os.pread(self._said.fileno(), 1 << 24, 0)
+        raw = self._said.read_bytes()
         return [json.loads(line) for line in raw.split(b"\n")[:-1]]
 
     def errors(self) -> str:
         """The end of its standard error."""
-        return os.pread(self._errors.fileno(), 1 << 20, 0)[-4000:].decode(errors="replace")
+        return self._errors.read_bytes()[-4000:].decode(errors="replace")
 
     def violations(self) -> list[str]:
         """Everything that must not have happened. Time in which it was stopped is not the product's."""
