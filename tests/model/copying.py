@@ -12,10 +12,11 @@ from typing import Any
 
 from polarkv_client.states import DrainMode, EntryState, NodeState, Tier
 from polarkv_dataplane.manager.core.directory import Directory
-from polarkv_dataplane.manager.records.model import CacheNode, DiskWork, Entry, Settings, Stats, Work
+from polarkv_dataplane.manager.records.effects import DiskWork, Work
+from polarkv_dataplane.manager.records.model import CacheNode, Entry, Settings, Stats
 
-ATOMIC: set[type] = {int, str, bytes, bool, float, type(None), EntryState, NodeState, DrainMode, Tier, Work, Settings, Stats,
-                     DiskWork}  # fmt: skip
+ATOMIC: set[type] = {int, str, bytes, bool, float, type(None)}
+ATOMIC |= {EntryState, NodeState, DrainMode, Tier, Work, Settings, Stats, DiskWork}
 _SLOTS: dict[type, tuple[str, ...] | None] = {}
 
 
@@ -88,9 +89,10 @@ class Renaming:
 def fingerprint(
     directory: Directory, now: int, names: Renaming, order: Sequence[int] = range(256)
 ) -> tuple[Any, ...]:
-    """All that can matter later: times relative to ``now``, numbers and keys renamed; counts of the past are left out."""
+    """All that can matter later: times relative to ``now``, numbers and keys renamed; counts of the past left out."""
     ledger = directory.ledger
-    entries = [_entry(ledger.entries[key], now, names, order) for key in sorted(ledger.entries, key=lambda key: order[key[0]])]
+    keys = sorted(ledger.entries, key=lambda key: order[key[0]])
+    entries = [_entry(ledger.entries[key], now, names, order) for key in keys]
     tickets = tuple(
         (names.meet(number), left(ticket.deadline_ms, now), _keys(ticket.entries.values(), order))
         for number, ticket in directory.tickets.items()
@@ -120,8 +122,8 @@ def _node(node: CacheNode, now: int, names: Renaming, order: Sequence[int]) -> t
         node.disk_used_bytes, node.purging_bytes,
         tuple([order[entry.key[0]] for entry in node.memory]), tuple([order[entry.key[0]] for entry in node.disk]),
         tuple([order[entry.key[0]] for entry in node.dirty if entry.state is EntryState.MEMORY]),
-        tuple([(names.meet(number), operation.work.value, order[operation.entry.key[0]], left(operation.deadline_ms, now))
-               for number, operation in node.operations.items()]),
+        tuple([(names.meet(number), work.value, order[entry.key[0]], left(deadline_ms, now))
+               for number, (work, entry, deadline_ms) in node.operations.items()]),
         tuple(sorted([(left(time_ms, now), offset) for time_ms, offset in node.pool.quarantined])),
         tuple(sorted([(slab.base_bytes, slab.stride_bytes, slab.closing, tuple(slab.free))
                       for slab in node.pool.slabs.values()])),

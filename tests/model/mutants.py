@@ -16,7 +16,8 @@ from polarkv_dataplane.manager.core.ledger import Ledger
 from polarkv_dataplane.manager.core.membership import Membership
 from polarkv_dataplane.manager.core.table import Event
 from polarkv_dataplane.manager.core.tiering import Tiering
-from polarkv_dataplane.manager.records.model import CacheNode, Entry, Lease, Work
+from polarkv_dataplane.manager.records.effects import Work
+from polarkv_dataplane.manager.records.model import CacheNode, Entry, Lease
 from polarkv_dataplane.manager.records.slots import SlotPool
 from tests.model.scope import Scope
 
@@ -46,7 +47,8 @@ def late_completion_accepted(patch: pytest.MonkeyPatch) -> None:
     complete = Tiering.complete
 
     def whatever_is_open(self: Tiering, node: CacheNode, operation: int, result: OperationResult, now: int) -> bool:
-        return complete(self, node, operation if operation in node.operations else min(node.operations, default=0), result, now)
+        answered = operation if operation in node.operations else min(node.operations, default=0)
+        return complete(self, node, answered, result, now)
 
     patch.setattr(Tiering, "complete", whatever_is_open)
 
@@ -161,22 +163,25 @@ def stray_files_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 MEMORY = Scope("memory alone", files=0, horizon_ms=5)
+DRAIN = Scope("drain", drains=("Flush",), horizon_ms=3)
 MUTANTS = [
     Mutant("no quarantine", no_quarantine, MEMORY, "lies whole in its slot"),
-    Mutant("late completion accepted", late_completion_accepted, Scope("echo", echoes=1, horizon_ms=3), "completion of another"),
+    Mutant("late completion accepted", late_completion_accepted, Scope("echo", echoes=1, horizon_ms=3),
+           "completion of another"),
     Mutant("no tombstone", no_tombstone, Scope("disk reorders", files=2, ordered_disk=False, admin=True, horizon_ms=1),
            "lies whole in its file"),
     Mutant("no tombstone, ordered disk", no_tombstone, Scope("full disk", horizon_ms=3), "more than it has"),
     Mutant("lease ignored by evict", lease_ignored_by_evict, Scope("leases", horizon_ms=3), "leases exist only"),
-    Mutant("lease ignored by drain", lease_ignored_by_drain, Scope("drain", drains=("Flush",), horizon_ms=3), "Drained node"),
-    Mutant("slot granted on a Drained node", slot_granted_on_a_drained_node, Scope("drain", drains=("Flush",), horizon_ms=3),
-           "Drained node"),
-    Mutant("no incarnation check", no_incarnation_check, Scope("crash", fresh_crashes=1, returns=1, horizon_ms=3), ""),
-    Mutant("former life not fenced", former_life_not_fenced, Scope("return", returns=1, horizon_ms=3), "slot"),
-    Mutant("expired lease not fenced", expired_lease_not_fenced, Scope("late reader", prompt_readers=False, horizon_ms=5),
-           "a load returns"),
+    Mutant("lease ignored by drain", lease_ignored_by_drain, DRAIN, "a Drained node has no grant"),
+    Mutant("slot granted on a Drained node", slot_granted_on_a_drained_node, DRAIN, "a Drained node has no grant"),
+    Mutant("no incarnation check", no_incarnation_check,
+           Scope("crash", fresh_crashes=1, returns=1, horizon_ms=3), "a load returns"),
+    Mutant("former life not fenced", former_life_not_fenced,
+           Scope("return", returns=1, horizon_ms=3), "lies whole in its slot"),
+    Mutant("expired lease not fenced", expired_lease_not_fenced,
+           Scope("late reader", prompt_readers=False, horizon_ms=5), "a load returns"),
     Mutant("aborted ticket not fenced", aborted_ticket_not_fenced, MEMORY, "lies whole in its slot"),
     Mutant("commit of another's entry accepted", commit_of_anothers_entry_accepted, MEMORY, "lies whole in its slot"),
-    Mutant("readable while loading", readable_while_loading, Scope("load", horizon_ms=3), ""),
+    Mutant("readable while loading", readable_while_loading, Scope("load", horizon_ms=3), "lies whole in its slot"),
     Mutant("stray files kept", stray_files_kept, Scope("stray", returns=1, horizon_ms=6), "accounted"),
 ]  # fmt: skip

@@ -77,7 +77,8 @@ def inspect(world: World, scope: Scope, settled: set[int]) -> None:
     if core not in settled:  # these depend on the core's state alone
         settled.add(core)
         world.check_lookups()
-        require(settles(copy_of(world.directory, {}), world.now, LONGEST_MS), "nothing waits beyond the longest time-out")
+        settled_core = settles(copy_of(world.directory, {}), world.now, LONGEST_MS)
+        require(settled_core, "nothing waits beyond the longest time-out")
 
 
 def tell(scope: Scope, actions: list[Action]) -> str:

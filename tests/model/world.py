@@ -1,11 +1,11 @@
 """The tiny world around the real core: one cache node with one slot, two keys, two clients, a disk, a clock.
 
-What is physically there (bytes in the slot, files, messages on their way) is kept apart from what the core believes, and
-compared. A chunk's bytes are two halves that move one after the other, and a stalled client may let any time pass between.
+What is physically there (bytes in the slot, files, messages on their way) is kept apart from what the core believes,
+and compared. A chunk's bytes are two halves that move one after the other; a stalled client lets any time pass between.
 
-Requests and answers between client and manager are one step: a client counts its deadline from when it sent the request,
-so a delay on the way only takes from its rights. What a client may send late without having a right (commit) is a step of
-its own. A client that dies is one that never moves again.
+Requests and answers between client and manager are one step: a client counts its deadline from when it sent the
+request, so a delay on the way only takes from its rights. What a client may send late without having a right (commit)
+is a step of its own. A client that dies is one that never moves again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from polarkv_client.states import HAS_DISK, READABLE, CommitOutcome, DrainMode, 
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.directory import Directory
 from polarkv_dataplane.manager.core.ledger import USES_DISK
-from polarkv_dataplane.manager.records.model import CacheNode, DiskWork, Work
+from polarkv_dataplane.manager.records.effects import DiskWork, Work
+from polarkv_dataplane.manager.records.model import CacheNode
 from tests.model.audit import require
 from tests.model.copying import ATOMIC, Renaming, fingerprint, left
 from tests.model.scope import LATE_MS, Scope
@@ -36,7 +37,7 @@ Order = tuple[int, int]  # the name of each key: which of two is called first ne
 
 
 class Writing(NamedTuple):
-    """A client that stores. ``landed`` counts its halves in the slot; they may land until ``last_ms``, also after an abort.
+    """A client that stores. ``landed`` counts its halves in the slot; they land until ``last_ms``, also after an abort.
 
     It begins a half only before its deadline by its own clock, and what it began lands at most LATE_MS later.
     """
@@ -50,7 +51,7 @@ class Writing(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A client that loads. It may copy any byte of the extent at any moment until ``last_ms``, so all must be right then."""
+    """A client that loads. It may copy any byte of its extent at any moment until ``last_ms``: all must be right."""
 
     lease: int
     value: Value
@@ -146,7 +147,8 @@ class World:
     def _looks(self, key: int) -> tuple[Any, ...]:
         """Something about a key by which two can be told apart, whatever they are called."""
         entry = self.directory.ledger.entries.get(KEYS[key])
-        mine = [(type(client) is Writing, client.last_ms) for client in self.clients if client and client.value[0] == key]
+        clients = [client for client in self.clients if client is not None and client.value[0] == key]
+        mine = [(type(client) is Writing, client.last_ms) for client in clients]
         return (
             entry.state or 0 if entry else 0, entry.holds if entry else 0, key in self.files, sorted(mine),
             [value is not None and value[0] == key for value in self.slot],
@@ -253,7 +255,8 @@ class World:
         tenant = self.directory.ledger.tenant(1)
         granted = self.directory.begin_store([KEYS[key]], [LENGTH_BYTES], tenant, self.now)
         outcome = StoreOutcome(granted.outcomes[0])
-        require(state is None or outcome in (StoreOutcome.EXISTS, StoreOutcome.IN_PROGRESS), "the second writer skips", state)
+        skips = outcome in (StoreOutcome.EXISTS, StoreOutcome.IN_PROGRESS)
+        require(state is None or skips, "the second writer skips", state)
         if outcome is StoreOutcome.GRANTED:
             there = {*self.slot, *(value for content in self.files.values() for value in content)}
             there |= {client.value for client in self.clients if isinstance(client, Writing)}
@@ -265,7 +268,7 @@ class World:
     def _land(self, scope: Scope, place: int) -> str:
         client = self.clients[place]
         if client.memory == self.memory:
-            header, first, second = self.slot
+            _, first, second = self.slot
             value = client.value
             self.slot = (None, value, second) if client.landed == 0 else (value, first, value)
         gone = client.aborted and client.landed == 1
@@ -387,9 +390,10 @@ class World:
         self.attached, self.unaccounted = False, 2
         header = self.slot[0]
         writers = [client for client in self.clients if isinstance(client, Writing) and client.memory == self.memory]
-        # Without checksums nothing could tell a chunk from one that a writer, or a load, of the former life overwrites.
-        doubtful = any(client.landed < 2 for client in writers) or any(command.work is Work.LOAD for command in self.commands)
-        doubtful = doubtful and not scope.checksums
+        # Without checksums nothing tells a chunk from one that a writer, or a load, of the former life will overwrite.
+        doubtful = any(client.landed < 2 for client in writers)
+        doubtful |= any(command.work is Work.LOAD for command in self.commands)
+        doubtful &= not scope.checksums
         items = () if header is None or doubtful else (_item(header[0], header, 0),)
         self._send(Report("memory", self.incarnation, items))
         return "fresh" if fresh else "with its memory"
@@ -451,7 +455,7 @@ class World:
         """Compare what the core believes with what is there. Raises Violation."""
         for client in self.clients:
             if isinstance(client, Reading) and client.memory == self.memory and not scope.checksums:
-                require(whole(self.slot, client.value), "a load returns the bytes that were stored under its key, or a miss",
+                require(whole(self.slot, client.value), "a load returns the bytes stored under its key, or a miss",
                         f"wanted {client.value}", f"found {self.slot}")  # fmt: skip
         node = self.node
         if node is None:
@@ -460,10 +464,12 @@ class World:
         for entry in entries:
             key = entry.key[0]
             if entry.state in READABLE and not scope.checksums:
-                require(whole(self.slot, value_of(key, entry.checksum)), "what is readable lies whole in its slot", key, self.slot)
+                good = whole(self.slot, value_of(key, entry.checksum))
+                require(good, "what is readable lies whole in its slot", f"key {key}", self.slot)
             if entry.state in HAS_DISK and self.attached and key not in self.ghosts:
                 content = self.files.get(key, (None, None, None))
-                require(whole(content, value_of(key, entry.checksum)), "what is on disk lies whole in its file", key, content)
+                good = whole(content, value_of(key, entry.checksum))
+                require(good, "what is on disk lies whole in its file", f"key {key}", content)
         if self.attached and not self.unaccounted:
             deleted = {command.key[0] for command in self.commands if command.work is Work.PURGE}
             counted = {entry.key[0] for entry in entries if entry.state in USES_DISK}

@@ -174,19 +174,17 @@ class Directory:
 
     def pin(self, keys: Sequence[bytes], until_ms: int, now: int) -> list[bool]:
         """Keep these entries cached until ``until_ms`` (0: no longer). False: not there, or too much is pinned."""
+        pins = self.ledger.pins
+        pins.expire(now)
         limit = sum(node.disk_bytes for node in self.ledger.nodes.values()) * self.settings.pinned_percent // 100
         done = []
         for key in keys:
             entry = self.ledger.entries.get(key)
             if entry is not None:
-                self.ledger.unpin(entry)
-            if entry is None or (until_ms > now and self.ledger.pinned_bytes + entry.stride_bytes > limit):
-                done.append(False)
-                continue
-            if until_ms > now:
-                entry.pinned_until_ms = until_ms
-                self.ledger.pinned_bytes += entry.stride_bytes
-            done.append(True)
+                pins.drop(entry)
+                if until_ms > now and pins.bytes + entry.stride_bytes <= limit:
+                    pins.add(entry, until_ms)
+            done.append(entry is not None and (until_ms <= now or entry.pinned_until_ms == until_ms))
         return done
 
     def evict(self, keys: Sequence[bytes], *, purge: bool, now: int) -> list[bool]:
@@ -207,6 +205,7 @@ class Directory:
     def tick(self, now: int) -> None:
         """Time passes: grants end, silent nodes and nodes with overdue operations are lost, work that waits goes on."""
         self.expire(now)
+        self.ledger.pins.expire(now)
         for node in list(self.ledger.nodes.values()):
             first = next(iter(node.operations.values()), None)
             overdue = first is not None and first.deadline_ms <= now

@@ -7,21 +7,9 @@ from collections.abc import Iterable
 from polarkv_client.states import HAS_MEMORY
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.table import ABSENT, Event, next_state
-from polarkv_dataplane.manager.records.model import (
-    CacheNode,
-    Carved,
-    Changed,
-    DiskWork,
-    Effect,
-    Entry,
-    LruList,
-    Operation,
-    Settings,
-    Stats,
-    Tenant,
-    Wake,
-    Work,
-)  # fmt: skip
+from polarkv_dataplane.manager.records.effects import Carved, Changed, DiskWork, Effect, Wake, Work
+from polarkv_dataplane.manager.records.model import CacheNode, Entry, LruList, Operation, Settings, Stats, Tenant
+from polarkv_dataplane.manager.records.pins import Pins
 
 # A file exists, is being written, or is being deleted.
 USES_DISK = frozenset({S.OFFLOADING, S.MEMORY_AND_DISK, S.DISK, S.LOADING, S.PURGING})
@@ -39,7 +27,7 @@ class Ledger:
         self.tenants: dict[int, Tenant] = {}
         self.effects: list[Effect] = []
         self.stats = Stats()
-        self.pinned_bytes = 0
+        self.pins = Pins()
         self.counts: dict[S | None, int] = dict.fromkeys([ABSENT, *S], 0)  # entries by state
         self._last_number = first_number  # no two lives of the manager share a number
 
@@ -86,9 +74,9 @@ class Ledger:
         elif after is ABSENT:
             del self.entries[entry.key]
             entry.tenant.used_bytes -= stride
-            self.unpin(entry)
+            self.pins.drop(entry)
         if after is S.MEMORY:
-            node.dirty.append(entry)
+            node.queue_dirty(entry)
         if before is S.LOADING:
             self.effects.append(Wake(entry.key))
         if (before in COMMITTED) or (after in COMMITTED):
@@ -123,12 +111,6 @@ class Ledger:
             lru = _lru(entry.node, entry.state) if entry is not None else None
             if entry is not None and lru is not None:
                 lru.touch(entry)
-
-    def unpin(self, entry: Entry) -> None:
-        """End its pin, if it has one."""
-        if entry.pinned_until_ms:
-            entry.pinned_until_ms = 0
-            self.pinned_bytes -= entry.stride_bytes
 
 
 def _lru(node: CacheNode, state: S | None) -> LruList | None:

@@ -11,7 +11,8 @@ from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.ledger import Ledger
 from polarkv_dataplane.manager.core.table import Event
 from polarkv_dataplane.manager.core.tiering import Tiering
-from polarkv_dataplane.manager.records.model import CacheNode, Entry, NodeChanged
+from polarkv_dataplane.manager.records.effects import NodeChanged
+from polarkv_dataplane.manager.records.model import CacheNode, Entry
 from polarkv_dataplane.manager.records.slots import SlotPool
 
 
@@ -35,15 +36,16 @@ class Membership:
     def join(self, name: str, incarnation: int, memory_bytes: int, slab_bytes: int, fresh: bool, now: int) -> CacheNode:
         """A slab server registers: a new life begins, the former one, if any, is lost.
 
-        Memory that is not fresh may still be written to under the tickets of the former life: no slot is granted before
-        the last of them has ended.
+        Memory that is not fresh may still be written and read under the tickets and leases of the former life: no slot
+        is granted before the last of them has ended.
         """
         unused = 1 + max((number for number, _ in self._incarnations.values()), default=0)
         number, last = self._incarnations.get(name, (unused, 0))
         if number in self.ledger.nodes:
             self.lose(self.ledger.nodes[number], now)
         settings = self.ledger.settings
-        fence = 0 if fresh else now + settings.write_ticket_ms + settings.quarantine_ms
+        longest_ms = max(settings.write_ticket_ms, settings.read_lease_ms) + settings.quarantine_ms
+        fence = 0 if fresh else now + longest_ms
         pool = SlotPool(memory_bytes, slab_bytes)
         node = CacheNode(name, number, max(last, incarnation) + 1, pool, now, fence)
         self._incarnations[name] = (number, node.incarnation)

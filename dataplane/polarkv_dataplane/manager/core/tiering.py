@@ -6,7 +6,8 @@ from polarkv_client.protocol.messages import OperationResult
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.ledger import Ledger
 from polarkv_dataplane.manager.core.table import Event
-from polarkv_dataplane.manager.records.model import CacheNode, DiskWork, Entry, Work
+from polarkv_dataplane.manager.records.effects import DiskWork, Work
+from polarkv_dataplane.manager.records.model import CacheNode, Entry
 
 
 class Tiering:
@@ -121,8 +122,7 @@ class Tiering:
         self.ledger.stats.add("offload_failed")
         self.ledger.change(entry, Event.OFFLOAD_FAILED, now)  # back in the queue of dirty entries
         self.forget_file(entry.node, entry.key)  # an older file of this key, of which no entry knew
-        if result is OperationResult.DAMAGED:
-            self.evict(entry, now, forced=True)
+        if result is OperationResult.DAMAGED and self.evict(entry, now, forced=True):
             return
         node = entry.node
         node.retry_offload_ms = now + self.settings.offload_retry_ms

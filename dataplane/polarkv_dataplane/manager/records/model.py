@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from polarkv_client.layout import stride_bytes
 from polarkv_client.states import DrainMode, EntryState, NodeState
+from polarkv_dataplane.manager.records.effects import Work
 
 if TYPE_CHECKING:
     from polarkv_dataplane.manager.records.slots import SlotPool
@@ -137,14 +137,6 @@ class Tenant:
     used_bytes: int = 0
 
 
-class Work(Enum):
-    """What a disk server is asked to do."""
-
-    OFFLOAD = "offload"
-    LOAD = "load"
-    PURGE = "purge"
-
-
 class Operation(NamedTuple):
     """A command that a disk server has not answered yet."""
 
@@ -176,56 +168,15 @@ class CacheNode:
         self.drain_mode = DrainMode.FLUSH
         self.operations: dict[int, Operation] = {}
 
+    def queue_dirty(self, entry: Entry) -> None:
+        """Have an entry offloaded when its turn comes. Where nothing is, those that moved on must not pile up."""
+        self.dirty.append(entry)
+        if len(self.dirty) > 2 * self.memory.count + 64:
+            self.dirty = deque(queued for queued in self.dirty if queued.state is EntryState.MEMORY)
+
     @property
     def serving(self) -> bool:
         return self.state is NodeState.ACTIVE
-
-
-# Effects: what the core asks its shell to do. Answers come back as calls.
-
-
-class DiskWork(NamedTuple):
-    """Ask the node's disk server; answered by ``Tiering.complete``. ``operation`` 0: no answer is awaited."""
-
-    node: int
-    incarnation: int
-    work: Work
-    operation: int
-    key: bytes
-    offset_bytes: int
-    length_bytes: int
-    checksum: int
-    tenant: int
-
-
-class Carved(NamedTuple):
-    """Tell the node's slab server what slots a slab has now."""
-
-    node: int
-    incarnation: int
-    base_bytes: int
-    stride_bytes: int
-
-
-class Wake(NamedTuple):
-    """A Loading entry became readable, or will not: tell who waits for it."""
-
-    key: bytes
-
-
-class Changed(NamedTuple):
-    """A committed entry appeared, gained or lost a copy, or went: write its metadata when convenient."""
-
-    key: bytes
-
-
-class NodeChanged(NamedTuple):
-    """A node's state changed."""
-
-    node: int
-
-
-Effect = DiskWork | Carved | Wake | Changed | NodeChanged
 
 
 @dataclass(slots=True)

@@ -55,12 +55,14 @@ class SlotPool:
     def claim(self, offset_bytes: int, stride_bytes: int) -> bool:
         """Take the very slot at ``offset_bytes``; False when it is not a free slot of this class."""
         base = offset_bytes // self.slab_bytes * self.slab_bytes
-        if base not in self.slabs and base in self.bare and stride_bytes <= self.slab_bytes:
+        index, rest = divmod(offset_bytes - base, stride_bytes)
+        if rest or index >= self.slab_bytes // stride_bytes:
+            return False
+        if base not in self.slabs and base in self.bare:
             self.bare.remove(base)
             self._carve(base, stride_bytes)
         slab = self.slabs.get(base)
-        index, rest = divmod(offset_bytes - base, stride_bytes)
-        if slab is None or rest or slab.stride_bytes != stride_bytes or index not in slab.free:
+        if slab is None or slab.stride_bytes != stride_bytes or index not in slab.free:
             return False
         del slab.free[index]
         if not slab.free:

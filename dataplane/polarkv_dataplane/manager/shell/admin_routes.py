@@ -235,7 +235,7 @@ def make_stats(manager: Manager, started: float) -> api.Stats:
         memory_used_bytes=sum(node.pool.used_bytes for node in nodes),
         disk_bytes=sum(node.disk_bytes for node in nodes),
         disk_used_bytes=sum(node.disk_used_bytes for node in nodes),
-        pinned_bytes=ledger.pinned_bytes,
+        pinned_bytes=ledger.pins.bytes,
         leases=len(manager.directory.leases),
         tickets=len(manager.directory.tickets),
         waiting_calls=len(manager.waiting),

@@ -16,7 +16,8 @@ from polarkv_client.layout import tenant_number
 from polarkv_client.protocol.messages import Carve, DiskCommand, Op
 from polarkv_client.protocol.wire import encode_frame
 from polarkv_dataplane.manager.core.directory import Directory
-from polarkv_dataplane.manager.records.model import Carved, Changed, DiskWork, NodeChanged, Stats, Tenant, Wake, Work
+from polarkv_dataplane.manager.records.effects import Carved, Changed, DiskWork, NodeChanged, Wake, Work
+from polarkv_dataplane.manager.records.model import Stats, Tenant
 from polarkv_dataplane.manager.settings import ManagerSettings
 from polarkv_dataplane.manager.shell.clients import Awaited, open_session
 from polarkv_dataplane.manager.shell.credentials import Credentials

@@ -94,7 +94,7 @@ class ManagerCollector:
         for name, text, value in (
             ("polarkv_leases", "Live leases", len(manager.directory.leases)),
             ("polarkv_tickets", "Live tickets", len(manager.directory.tickets)),
-            ("polarkv_pinned_bytes", "Bytes of pinned entries", ledger.pinned_bytes),
+            ("polarkv_pinned_bytes", "Bytes of pinned entries", ledger.pins.bytes),
             ("polarkv_waiting_calls", "Calls that wait for space or a load", len(manager.waiting)),
             ("polarkv_connections", "Connections of clients and cache nodes", len(manager.peers)),
             ("polarkv_epoch", "This life of the manager", manager.epoch),
