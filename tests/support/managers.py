@@ -277,28 +277,27 @@ class NodeSide:
         return OperationDone(*self.life, command.operation, result, moved_bytes, self.pool)
 
     def _read(self) -> None:
-        raw = bytearray()
-        next_beat = 0.0
-        sock = self.connection.sock
-        while not self.closed.is_set():
-            try:
+        with contextlib.suppress(OSError):  # the connection ended
+            raw = bytearray()
+            next_beat = 0.0
+            while not self.closed.is_set():
                 if self.beating and time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + 0.1
                     self.post(Op.HEARTBEAT, Heartbeat(*self.life, self.counters))
-                frame = self._next_frame(sock, raw)
-            except OSError:
-                break
-            if frame is None:
-                continue
-            if frame.request_id:
-                self._answers.pop(frame.request_id, queue.Queue()).put(frame)
-            elif self.auto is not None and frame.op in (Op.OFFLOAD, Op.LOAD, Op.PURGE):
-                command = decode_body(frame.body, DiskCommand)
-                if command.operation:
-                    self.post(Op.OPERATION_DONE, self._done(command, self.auto, command.length_bytes))
-            else:
-                self.commands.put(frame)
+                frame = self._next_frame(self.connection.sock, raw)
+                if frame is not None:
+                    self._take(frame)
         self.closed.set()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.request_id:
+            self._answers.pop(frame.request_id, queue.Queue()).put(frame)
+        elif self.auto is not None and frame.op in (Op.OFFLOAD, Op.LOAD, Op.PURGE):
+            command = decode_body(frame.body, DiskCommand)
+            if command.operation:
+                self.post(Op.OPERATION_DONE, self._done(command, self.auto, command.length_bytes))
+        else:
+            self.commands.put(frame)
 
     @staticmethod
     def _next_frame(sock: socket.socket, raw: bytearray) -> Frame | None:

@@ -104,9 +104,9 @@ def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
     sock.listen()
     port = sock.getsockname()[1]
     try:
-        with pytest.raises(ConfigurationError, match="rpc=.*in use"):
+        with pytest.raises(ConfigurationError, match=r"rpc=.*in use"):
             run_manager(make_settings(tmp_path, rpc=(f"tcp://127.0.0.1:{port}",)))
-        with pytest.raises(ConfigurationError, match="http_port=.*in use"):
+        with pytest.raises(ConfigurationError, match=r"http_port=.*in use"):
             run_manager(make_settings(tmp_path, http_port=port))
     finally:
         sock.close()
