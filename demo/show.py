@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -66,10 +67,13 @@ def _worker(console: Console, cluster: Cluster, options: argparse.Namespace, sal
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     if options.model:
         command += ["--model", str(options.model.resolve())]
+    # Threads that wait for each other asleep: spinning, they lose seconds when the machine has other work.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     with console.status(what):
         done = subprocess.run(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_WORKER_S, check=False
-        )
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=_WORKER_S,
+            check=False,
+        )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"the inference process failed with exit code {done.returncode}; its words are above")
     run = Run(**json.loads(done.stdout))
