@@ -45,8 +45,8 @@ class AdminClient:
         self._http = httpx.Client(base_url=config.admin, headers=headers, timeout=timeout, trust_env=False)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The cache nodes."""
-        return _items(self._call("GET", "/v1/nodes"), "nodes")
+        """The cache nodes, by name."""
+        return sorted(_items(self._call("GET", "/v1/nodes"), "nodes"), key=lambda node: str(node.get("name")))
 
     def stats(self) -> dict[str, Any]:
         """Sizes and counts of the whole cache."""

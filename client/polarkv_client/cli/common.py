@@ -115,6 +115,11 @@ def find_connection(named: Path | None) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Answer with JSON on standard output.")(command)
+
+
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--json`` and ``--config``."""
     command = click.option(
@@ -123,7 +128,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FILE",
         help="Configuration file (TOML, or JSON by its suffix).",
     )(command)
-    return click.option("--json", "as_json", is_flag=True, help="Answer with JSON on standard output.")(command)
+    return json_option(command)
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,8 @@ def connection_findings(session: Session) -> Iterator[Finding]:
         yield Finding("cache nodes", Level.OK, "not looked at: the connection names no admin address")
         return
     try:
-        nodes = session.admin().nodes()
+        with session.admin() as admin:
+            nodes = admin.nodes()
     except errors.PolarKVError as error:
         yield Finding("cache nodes", Level.FAIL, str(error), "check admin and admin_token in the connection file")
         return

@@ -87,7 +87,7 @@ def nodes_table(now: Sample) -> Table:
     """One row a cache node."""
     made = table("cache node", "state", "memory", "disk", "chunks in memory", "on disk only", "pages",
                  right=("chunks in memory", "on disk only"))  # fmt: skip
-    for node in sorted(now.nodes, key=lambda one: str(one["name"])):
+    for node in now.nodes:
         state = str(node["state"])
         colour = _STATE_COLOURS.get(NodeState(state), "white") if state in list(NodeState) else "white"
         made.add_row(

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from polarkv_client.cli.common import console, output_options
+from polarkv_client.cli.common import console, json_option, output_options
 from polarkv_client.cli.main import ExitCode
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.settings_cli import Section, show_size
@@ -112,8 +112,8 @@ def _announce(settings: UpSettings, pid: int, *, as_json: bool, detach: bool) ->
     "--dir", "directory", type=click.Path(path_type=Path), default=Path(".polarkv"), show_default=True,
     envvar="POLARKV_UP_DIR", show_envvar=True, help="Directory of the cluster.",
 )  # fmt: skip
-@output_options
-def down(config: Path | None, as_json: bool, directory: Path) -> None:
+@json_option
+def down(as_json: bool, directory: Path) -> None:
     """Stop the cluster that runs in a directory, whoever started it. What is on disk stays, what is in memory goes."""
     directory = directory.expanduser().absolute()
     if not directory.is_dir():
