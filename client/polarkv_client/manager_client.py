@@ -72,6 +72,7 @@ class Channel:
         self._closing = threading.Event()
         self._prober_lock = threading.Lock()
         self._prober: threading.Thread | None = None
+        self._connected = False
 
     def call(
         self, op: Op, request: object, answer: type[Answer], deadline: float, *,
@@ -104,18 +105,18 @@ class Channel:
                 self._failed(error)
             raise
         except errors.PolarKVError:
-            self.breaker.success()  # it said no: it is there
+            self._answered()  # it said no: it is there
             raise
         finally:
             self._free.release()
-        self.breaker.success()
+        self._answered()
         return result
 
     def connect(self, deadline: float) -> None:
         """Have one attached connection ready. Raises as :meth:`call`."""
         if not self._idle:
             self._keep(self._open(deadline))
-        self.breaker.success()
+        self._answered()
 
     def close(self) -> None:
         """Close the idle connections and end the background thread."""
@@ -127,8 +128,8 @@ class Channel:
 
     @property
     def connected(self) -> bool:
-        """Whether the last exchange went well and a connection is there."""
-        return self.breaker.state is BreakerState.CLOSED and bool(self._idle)
+        """Whether the manager answered when it was last asked."""
+        return self._connected
 
     def _exchange(
         self, op: Op, request: object, answer: type[Answer], limit: float, idempotent: bool, scope: Scope | None
@@ -219,10 +220,15 @@ class Channel:
         return connection
 
     def _failed(self, error: errors.PolarKVError) -> None:
+        self._connected = False
         self._drop_idle()
         self.breaker.failure(str(error), time.monotonic())
         if self.breaker.state is BreakerState.OPEN:
             self._start_prober(error)
+
+    def _answered(self) -> None:
+        self._connected = True
+        self.breaker.success()
 
     def _start_prober(self, error: errors.PolarKVError) -> None:
         with self._prober_lock:
@@ -245,7 +251,7 @@ class Channel:
                 self.breaker.failure(str(error), time.monotonic())
                 continue
             self._keep(connection)
-            self.breaker.success()
+            self._answered()
             log.warning("the manager at %s answers again", self.endpoint)
             return
 

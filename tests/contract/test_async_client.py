@@ -97,7 +97,8 @@ async def test_the_loop_goes_on_while_an_operation_waits(manager: SmallManager) 
             turns += 1
             await asyncio.sleep(0)
         assert turns > 50
-        assert {chunk.reason for chunk in (await task).chunks} == {Reason.TIMEOUT}
+        loaded = await task
+        assert {chunk.reason for chunk in loaded.chunks} == {Reason.TIMEOUT}
 
 
 @pytest.mark.asyncio
@@ -165,7 +166,8 @@ async def test_more_operations_than_are_allowed_are_misses_at_once(manager: Smal
         third = await client.store(KEYS, PAYLOADS, deadline_ms=600)
         assert not first.done()
         assert {chunk.reason for chunk in third.chunks} == {Reason.OVERLOADED}
-        assert {chunk.reason for chunk in (await second).chunks} == {Reason.OVERLOADED}
+        loaded = await second
+        assert {chunk.reason for chunk in loaded.chunks} == {Reason.OVERLOADED}
         assert await first == [Tier.NONE] * 8
         del manager.instead[Op.EXISTS]
         assert await client.exists(KEYS) == [Tier.NONE] * 8

@@ -276,17 +276,26 @@ def test_memory_of_a_dead_slab_server_can_be_read_until_the_lease_ends(own_slab:
     bench.transport.close()
 
 
-def test_a_kept_connection_that_the_peer_has_closed_costs_nothing(own_slab: SlabProcess, tmp_path: Path) -> None:
-    bench = Bench(own_slab, make("tcp", own_slab.info))
+def test_a_kept_connection_that_the_peer_has_closed_costs_nothing(slab: SlabProcess, tmp_path: Path) -> None:
+    bench = Bench(slab, make("tcp", slab.info))
     extents = bench.store([payload(5000)])
-    (kept,) = bench.transport._idle  # type: ignore[attr-defined]
-    os.kill(own_slab.process.pid, signal.SIGSTOP)
-    kept.sock.shutdown(socket.SHUT_WR)  # as a peer that ends the connection while nobody uses it
-    os.kill(own_slab.process.pid, signal.SIGCONT)
-    wait_until(lambda: not kept.alive(), "the end of the connection")
-    target = bytearray(5000)
-    assert bench.transport.read(bench.grant(Access.READ, extents), picks(extents, [target]), soon()) == [None]
-    assert target == payload(5000)
+    stream = layout.pack_header(layout.Header(extents[0].key, 5000, extents[0].checksum, 9)) + payload(5000)
+    served = threading.Semaphore(0)
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        sock.sendall(encode_frame(Op.SLAB_READ, 1, Empty()) + stream)
+        sock.shutdown(socket.SHUT_RDWR)  # as a server does that is started again
+        served.release()
+
+    with impostor("tcp", serve, slab.info, str(tmp_path)) as info:
+        transport = make("tcp", info)
+        for _ in range(3):
+            target = bytearray(5000)
+            assert transport.read(bench.grant(Access.READ, extents), picks(extents, [target]), soon()) == [None]
+            assert target == payload(5000)
+            assert served.acquire(timeout=5)
+        transport.close()
     bench.transport.close()
 
 

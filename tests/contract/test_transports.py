@@ -167,6 +167,17 @@ def test_another_incarnation_is_refused(bench: Bench, access: Access, by: int) -
 
 
 @pytest.mark.parametrize("access", list(Access))
+def test_a_transport_leads_to_one_life_only(bench: Bench, access: Access) -> None:
+    """Attached memory stays usable after its node has begun another life: the client itself must stop."""
+    (extent,) = bench.store([payload(5000)])
+    grant = bench.grant(access, [extent], incarnation=bench.slab.manager.incarnation + 1)
+    move = bench.transport.read if access is Access.READ else bench.transport.write
+    with pytest.raises(errors.Refused):
+        move(grant, picks([extent], [bytearray(5000)]), soon())
+    assert bench.peek(extent.offset_bytes + 64, 5000) == payload(5000)
+
+
+@pytest.mark.parametrize("access", list(Access))
 @pytest.mark.parametrize("changes", [{"epoch": 99}, {"deadline_ms": -10_000}, {"node": 8}])
 def test_a_grant_that_does_not_hold_is_refused(bench: Bench, access: Access, changes: dict[str, int]) -> None:
     extents = bench.extents([5000])

@@ -13,6 +13,7 @@ from polarkv_client.protocol.messages import NodeInfo
 from polarkv_dataplane.runtime.host import host_id
 from tests.support.fake_manager import FakeManager
 from tests.support.small_manager import Node
+from tests.support.waiting import wait_until
 
 SECRET = b"a secret for tests only, not short"
 _PROGRAM = """
@@ -46,8 +47,13 @@ class SlabProcess:
         return Node(self.info, self.manager.secrets.grant_key, self.manager.now_ms)
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP, until every thread has stopped: the signal only begins that."""
         os.kill(self.process.pid, signal.SIGSTOP)
+        wait_until(self._stopped, "all threads to stop")
+
+    def _stopped(self) -> bool:
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -20,7 +20,7 @@ from polarkv_client.protocol.grants import Extent, Grant
 from polarkv_client.protocol.messages import NodeInfo
 
 PIECE_BYTES = 256 << 10  # a piece is hashed right after it was copied: it must still lie in the second-level cache
-POLL_S = 0.2  # how long a socket waits before it looks at the scope again
+POLL_S = 0.1  # how long a socket waits before it looks at the scope again
 
 
 class _Cancellation:

@@ -154,12 +154,12 @@ def _write_one(put: Callable[[Sequence[Part], int], int], pick: Pick, tenant: in
     first: list[Part] = [layout.ERASED]  # a vector is copied in order
     for piece in pieces(pick.views, PIECE_BYTES):
         scope.check()
-        for part in piece:
-            digest.update(part)
         vector = [*first, *piece]
         size = sum(map(len, vector))
         if put(vector, offset) != size:
             raise errors.Unavailable(f"{short(extent.key)}: the node's memory took only a part")
+        for part in piece:
+            digest.update(part)
         offset += size
         first = []
     checksum = digest.intdigest()

@@ -83,31 +83,15 @@ class TcpTransport(Transport):
 
     @contextlib.contextmanager
     def _stream(self, op: Op, request: object, scope: Scope) -> Iterator[_Stream]:
-        """A connection on which ``request`` was sent; kept when the body ends well, closed otherwise.
-
-        A kept connection may have been closed by the peer meanwhile: that shows at the first byte, and costs one retry.
-        """
+        """A connection on which ``request`` was sent; kept when the body ends well, closed otherwise."""
         frame = wire.encode_frame(op, 1, request)
         stream = self._take(scope)
-        stream.arm(scope)
         try:
-            try:
-                stream.start(frame, scope)
-            except errors.Unavailable:
-                if stream.fresh or scope.cancelled:
-                    raise
-                stream.disarm(scope)
-                stream.sock.close()
-                self._drop_idle()
-                stream = self._open(scope)
-                stream.arm(scope)
-                stream.start(frame, scope)
+            stream.start(frame, scope)
             yield stream
         except BaseException:
-            stream.disarm(scope)
             stream.sock.close()
             raise
-        stream.disarm(scope)
         self._put(stream)
 
     def _take(self, scope: Scope) -> _Stream:
@@ -126,49 +110,27 @@ class TcpTransport(Transport):
         return _Stream(wire.Connection.open(self.node.tcp, deadline).sock, self.node.name)
 
     def _put(self, stream: _Stream) -> None:
-        stream.fresh = False
         with self._lock:
-            if not self._closed and not stream.woken and len(self._idle) < _IDLE_CONNECTIONS:
+            if not self._closed and len(self._idle) < _IDLE_CONNECTIONS:
                 self._idle.append(stream)
                 return
         stream.sock.close()
-
-    def _drop_idle(self) -> None:
-        with self._lock:
-            streams, self._idle = self._idle, deque()
-        for stream in streams:
-            stream.sock.close()
 
 
 class _Stream:
     """One connection. Any error leaves it useless."""
 
-    __slots__ = ("_poll", "fresh", "name", "sock", "woken")
+    __slots__ = ("_poll", "name", "sock")
 
     def __init__(self, sock: socket.socket, name: str) -> None:
         self.sock = sock
         self.name = name
-        self.fresh = True
-        self.woken = False
         sock.settimeout(POLL_S)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN | getattr(select, "POLLRDHUP", 0))
         if sock.family != socket.AF_UNIX:
             with contextlib.suppress(OSError):  # where it is not built in, the system's default must do
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-
-    def arm(self, scope: Scope) -> None:
-        """Have the scope's cancellation shut this stream down."""
-        scope.on_cancel(self._wake)
-
-    def disarm(self, scope: Scope) -> None:
-        """The opposite of :meth:`arm`."""
-        scope.forget(self._wake)
-
-    def _wake(self) -> None:
-        self.woken = True
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
 
     def alive(self) -> bool:
         """False when the peer is known to have closed, or to have sent what nobody asked for."""
