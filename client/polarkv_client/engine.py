@@ -17,8 +17,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from polarkv_client import errors
 from polarkv_client.buffers import Views, length_of
+from polarkv_client.channel import Channel
 from polarkv_client.config import ClientConfig
-from polarkv_client.manager_client import Channel, ManagerClient
+from polarkv_client.manager_client import ManagerClient
 from polarkv_client.protocol import grants
 from polarkv_client.protocol.messages import NodeInfo
 from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from polarkv_client import errors
 from polarkv_client.buffers import Views
+from polarkv_client.channel import Channel
 from polarkv_client.engine import Engine, Group, Held, Job, Part
 from polarkv_client.keys import join_keys
-from polarkv_client.manager_client import Channel
 from polarkv_client.states import ReadOutcome, Tier
 from polarkv_client.transport.base import Scope
 
