@@ -28,6 +28,7 @@ LIMITS = "limits"
 MAX_FAILURES = 2
 # Rounds are added, while time is left, until every row has so many samples that other work did not disturb.
 MINIMUM_QUIET = 5
+MINIMUM_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Plan:
     total_bytes: int
     lookup_seconds: float
     patience_seconds: float
-    extra_until_seconds: float
+    last_round_seconds: float
     directory: Path
 
 
@@ -64,7 +65,7 @@ class Harness:
             self._start(logs)
             self._warm_up()
             index = 0
-            while index < self._plan.rounds or (index < 2 * self._plan.rounds and self._wants_more()):
+            while self._goes_on(index):
                 for size in self._plan.sizes_bytes:
                     self._cell(index, size)
                 if self._plan.lookup_seconds > 0:
@@ -136,11 +137,15 @@ class Harness:
                 self.results.lookups.setdefault(name, Series()).add(values, work.share())
         self._say(f"round {index + 1}, lookups")
 
-    def _wants_more(self) -> bool:
-        """Whether some row has too few quiet samples and there is time left for another round."""
-        if time.monotonic() - self._began > self._plan.extra_until_seconds:
+    def _goes_on(self, index: int) -> bool:
+        """Whether another round is due: to have as many as planned, or enough that nothing disturbed. No round but the
+        first three begins after `last_round_seconds`."""
+        if index >= MINIMUM_ROUNDS and time.monotonic() - self._began > self._plan.last_round_seconds:
             return False
-        return any(one.quiet < MINIMUM_QUIET for one in self.results.all_series())
+        if index < self._plan.rounds:
+            return True
+        lacking = any(one.quiet < MINIMUM_QUIET for one in self.results.all_series())
+        return index < 2 * self._plan.rounds and lacking
 
     @contextlib.contextmanager
     def _guard(self, name: str, *, fatal: bool = False) -> Any:
