@@ -78,11 +78,11 @@ class ManagerClient:
         assert self._attached is not None
         return self._attached
 
-    def route(self, keys: Sequence[bytes]) -> list[tuple[Channel, list[int]]]:
+    def route(self, keys: Sequence[bytes]) -> list[tuple[Channel, Sequence[int]]]:
         """Whose each key is: for each channel the places of its keys, in order."""
         if len(self._shards) <= 1:
             channel = self._channel(self._shards[0].endpoint) if self._shards else self._home
-            return [(channel, list(range(len(keys))))]
+            return [(channel, range(len(keys)))]
         places: dict[str, list[int]] = {}
         by_byte = [next((s.endpoint for s in self._shards if s.first <= byte <= s.last), "") for byte in range(256)]
         for place, key in enumerate(keys):

@@ -239,7 +239,7 @@ def test_keys_are_routed_by_their_first_byte() -> None:
     with client(low.endpoint) as made:
         made.connect(soon())
         routes = made.route(keys)
-        assert [(channel.endpoint, places) for channel, places in routes] == [
+        assert [(channel.endpoint, list(places)) for channel, places in routes] == [
             (low.endpoint, [0, 2]),
             (high.endpoint, [1, 3]),
         ]
