@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +21,8 @@ from rich.table import Table
 from demo.checks import Check, judge_replay, judge_runs
 from demo.cluster import ROOT, Cluster
 from demo.run import Run
+from polarkv_client.cli.common import console as make_console
+from polarkv_client.cli.common import table as make_table
 from polarkv_client.cli.trace import DEFAULT_SEED, generate_trace, lru_hit_rate, read_trace
 from polarkv_client.layout import stride_bytes
 from polarkv_client.settings_cli import parse_size
@@ -33,7 +37,8 @@ _TIERING_S = 60.0
 def main() -> int:
     """Run the demo; returns its exit code."""
     options = _parse()
-    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, _leave)  # so that the cluster is stopped then, too
+    console = make_console()
     console.print(Panel.fit("[bold]PolarKV[/]: tier locally, serve globally", border_style="cyan"))
     console.print(f"starting a manager and {NODES} cache nodes, each with {MEMORY} of memory and {DISK} of disk")
     with Cluster(MEMORY, DISK, NODES) as cluster:
@@ -44,6 +49,10 @@ def main() -> int:
     checks.append(Check("tiering never crossed the network", f"{crossed:.0f} bytes", crossed == 0))
     _picture(options.out, runs, replayed, checks)
     return _end(console, checks, options.out)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _prompt_part(console: Console, cluster: Cluster, options: argparse.Namespace) -> dict[str, Run]:
@@ -82,20 +91,18 @@ def _worker(console: Console, cluster: Cluster, options: argparse.Namespace, sal
 
 
 def _runs_table(runs: dict[str, Run]) -> Table:
-    table = Table(header_style="bold", caption=_model_line(runs["cold"]), caption_justify="left")
-    table.add_column("process", no_wrap=True)
-    for heading in ("first token", "loading", "computing", "KV moved", "GB/s", "speed-up", "tokens"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = ("first token", "loading", "MB", "GB/s", "speed-up")
+    table = make_table("process", *columns, "tokens", right=columns)
+    table.caption, table.caption_justify = _model_line(runs["cold"]), "left"
     cold = runs["cold"]
     for name, run in runs.items():
         moved, seconds = (run.loaded_bytes, run.lookup_s) if run.loaded_bytes else (run.stored_bytes, run.store_s)
         same = run.generated == cold.generated
         table.add_row(
-            {"cold": "cold, then stored", "memory": "from memory", "disk": "from disk"}[name],
+            {"cold": "cold", "memory": "from memory", "disk": "from disk"}[name],
             f"{run.ttft_s:.3f} s",
             f"{run.lookup_s * 1000:.1f} ms",
-            f"{run.compute_s:.3f} s",
-            f"{moved / 1e6:.1f} MB",
+            f"{moved / 1e6:.1f}",
             f"{moved / seconds / 1e9:.2f}" if seconds else "–",
             f"{cold.ttft_s / run.ttft_s:.1f}×",
             "[green]identical[/]" if same else "[red]DIFFERENT[/]",
@@ -134,21 +141,17 @@ def _trace_part(console: Console, cluster: Cluster, options: argparse.Namespace)
 
 
 def _replay_table(report: dict[str, Any]) -> Table:
-    table = Table("requests", header_style="bold")
-    headings = ("blocks", "from memory", "from disk", "hit rate", "an LRU as large", "corrupted", "loaded", "stored")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    table.add_row(
-        f"{report['requests']:,}",
-        f"{report['blocks']:,}",
-        f"[cyan]{report['memory_hit_percent']:.1f} %[/]",
-        f"[blue]{report['disk_hit_percent']:.1f} %[/]",
-        f"[bold]{report['hit_percent']:.1f} %[/]",
-        f"{report['lru_percent']:.1f} %",
-        f"{report['corrupted']}",
-        f"{report['bytes_loaded'] / 1e9:.2f} GB",
-        f"{report['bytes_stored'] / 1e9:.2f} GB",
-    )
+    table = make_table("blocks", "share", "what", right=("blocks", "share"))
+    table.add_row(f"{report['blocks']:,}", "100.0 %", f"named by {report['requests']:,} requests")
+    for name, what in (
+        ("", f"hits, {report['bytes_loaded'] / 1e9:.2f} GB loaded"),
+        ("memory_", "  [cyan]from memory[/]"),
+        ("disk_", "  [blue]from disk[/]"),
+    ):
+        table.add_row(f"{report[name + 'hits']:,}", f"{report[name + 'hit_percent']:.1f} %", what)
+    table.add_row("", f"{report['lru_percent']:.1f} %", f"what an LRU of {report['lru_blocks']:,} blocks would hit")
+    table.add_row(f"{report['stored']:,}", "", f"stored, {report['bytes_stored'] / 1e9:.2f} GB")
+    table.add_row(f"{report['corrupted']:,}", "", "with wrong bytes")
     return table
 
 
