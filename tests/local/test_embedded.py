@@ -23,6 +23,8 @@ from polarkv_client.sync import SyncClient
 from polarkv_dataplane.embedded import Cluster, StartFailed
 from tests.support.waiting import wait_until
 
+# Several processes start in each, perhaps on a busy machine.
+pytestmark = pytest.mark.timeout(180)
 SIZES = {"memory": "16MiB", "disk": "64MiB"}
 KEYS = chunk_keys(Namespace(model_id="embedded", chunk_tokens=1), range(8))
 CHUNK_BYTES = 100_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -68,9 +69,11 @@ class CommandSet(click.Group):
         module, _, attribute = target.partition(":")
         try:
             if not module:
-                raise ModuleNotFoundError("polarkv_dataplane is not installed")
+                raise ModuleNotFoundError("polarkv_dataplane is not installed", name="polarkv_dataplane")
             command = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
+            if not _is_absent(error):
+                raise
             return _missing(cmd_name, error)
         assert isinstance(command, click.Command)
         return command
@@ -88,6 +91,11 @@ class CommandSet(click.Group):
             if close and "did you mean" not in error.message.lower():
                 raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
             raise
+
+
+def _is_absent(error: ModuleNotFoundError) -> bool:
+    """Whether a whole package is not installed; otherwise a module of it is missing, which is a defect."""
+    return importlib.util.find_spec((error.name or "").partition(".")[0] or "?") is None
 
 
 def _missing(name: str, error: ModuleNotFoundError) -> click.Command:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,6 +51,7 @@ def up(config: Path | None, as_json: bool, log_level: str, detach: bool, **flags
                 # It is no longer ours to wait for.
                 process.returncode = 0
                 return
+            _relay(process, as_json=as_json)
             code = process.wait()
         except KeyboardInterrupt:
             if not as_json:
@@ -74,6 +76,17 @@ def _signals_as_interrupts() -> Any:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def _relay(process: subprocess.Popen[bytes], *, as_json: bool) -> None:
+    """Show what the supervisor says of servers that ended, until it ends."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if as_json:
+            click.echo(json.dumps(event), err=True)
+        elif "text" in event:
+            click.secho(event["text"], err=True, fg="red" if event.get("event") == "crash loop" else "yellow")
 
 
 def _announce(settings: UpSettings, pid: int, *, as_json: bool, detach: bool) -> None:

@@ -1,6 +1,7 @@
 """The supervisor's process: its order comes as one line of JSON on standard input, its answer goes to standard output.
 
-Standard input stays open for as long as the starter lives; an attached cluster ends with it.
+Standard input stays open for as long as the starter lives; an attached cluster ends with it. To an attached starter go
+also lines about what happens later.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from polarkv_client.errors import ConfigurationError
 from polarkv_dataplane.embedded.places import Held, Places
+from polarkv_dataplane.embedded.reports import Reports
 from polarkv_dataplane.embedded.settings import UpSettings, check_machine
 from polarkv_dataplane.embedded.supervisor import Order, Supervisor
 from polarkv_dataplane.runtime import log
@@ -29,19 +30,9 @@ def read_line() -> bytes:
     return line
 
 
-def report(answer: dict[str, Any]) -> None:
-    """Tell the starter; it may be gone. After this, nothing holds its pipe open."""
-    try:
-        os.write(1, json.dumps(answer).encode() + b"\n")
-    except OSError:
-        return
-    finally:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 1)
-
-
 def main() -> int:
     """Run a supervisor; return the exit code."""
+    reports = Reports()
     try:
         raw = json.loads(read_line())
         settings = UpSettings(**raw["settings"])
@@ -53,10 +44,10 @@ def main() -> int:
         with places.log("supervisor").open("ab", buffering=0) as log_file:
             os.dup2(log_file.fileno(), 2)
         log.set_up(order.log_level)
-        supervisor = Supervisor(order, places, held, report)
+        supervisor = Supervisor(order, places, held, reports)
     except ConfigurationError as error:
         wrong = {"field": error.field, "value": str(error.value), "fix": error.fix}
-        report({"state": "failed", "error": str(error), "configuration": True, **wrong})
+        reports.send({"state": "failed", "error": str(error), "configuration": True, **wrong})
         return 2
     return supervisor.run()
 

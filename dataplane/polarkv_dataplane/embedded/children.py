@@ -62,12 +62,15 @@ class Child:
         self.process, self.pidfd = None, -1
         if now - self.started_at >= STABLE_S:
             self.failures = 0
-        wait_s = min(FIRST_WAIT_S * 2 ** min(self.failures, 16), LONGEST_WAIT_S)
+        self.due_at = now + self.wait_s()
         self.failures += 1
-        self.due_at = now + wait_s
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         self.last_end = f"{how} after {now - self.started_at:.1f} s"
         return code
+
+    def wait_s(self) -> float:
+        """How long to wait before the next start, after this many failures in a row."""
+        return min(FIRST_WAIT_S * 2.0 ** min(self.failures, 16), LONGEST_WAIT_S)
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it lives."""

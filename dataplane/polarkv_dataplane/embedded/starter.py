@@ -29,7 +29,8 @@ def start_supervisor(
 ) -> subprocess.Popen[bytes]:
     """Start a supervisor and wait until every cache node is Active.
 
-    Attached, the cluster ends when this process does (its standard input is the sign) or when ``stdin`` is closed.
+    Attached, the cluster ends when this process does (its standard input is the sign) or when ``stdin`` is closed, and
+    ``stdout`` has a line of JSON (event, text) for each server that ended; it need not be read.
 
     Raises:
         ConfigurationError: a setting does not fit this machine, or the directory is in use. StartFailed: anything else.
@@ -60,9 +61,9 @@ def start_supervisor(
         if answer.get("state") != "ready":
             process.wait(STOP_TIMEOUT_S)
             _raise(answer, settings)
-        process.stdout.close()
         if not attached:
             process.stdin.close()
+            process.stdout.close()
     except BaseException:
         end_supervisor(process)
         raise

@@ -14,14 +14,13 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polarkv_dataplane.embedded import readiness
 from polarkv_dataplane.embedded.children import STABLE_S, Child, plan_children
 from polarkv_dataplane.embedded.places import Held, Places, choose_port, ensure_secrets, write_private
+from polarkv_dataplane.embedded.reports import Reports
 from polarkv_dataplane.embedded.settings import UpSettings
 
 STOP_S = 3.0
@@ -45,10 +44,9 @@ class Order:
 class Supervisor:
     """Runs one cluster; :meth:`run` returns when it has been stopped."""
 
-    def __init__(self, order: Order, places: Places, held: Held, report: Callable[[dict[str, Any]], None]) -> None:
-        """Args: report: tells the starter, once, that the cluster is ready or has failed."""
+    def __init__(self, order: Order, places: Places, held: Held, reports: Reports) -> None:
         settings = order.settings
-        self._order, self._places, self._held, self._report = order, places, held, report
+        self._order, self._places, self._held, self._reports = order, places, held, reports
         token, admin_token = ensure_secrets(places)
         http_port = choose_port(settings.http_port, places)
         self._admin, self._admin_token = f"http://127.0.0.1:{http_port}", admin_token
@@ -128,11 +126,17 @@ class Supervisor:
         code = child.ended(time.monotonic())
         level = logging.ERROR if child.failures >= FAILURES_AT_START else logging.WARNING
         wait_s = max(0.0, child.due_at - time.monotonic())
-        _log.log(level, "%s %s; starting it again in %.1f s (failure %d in a row); it said last:\n%s",
-                 child.name, child.last_end, wait_s, child.failures, child.tail())  # fmt: skip
+        text = f"{child.name} {child.last_end}; starting it again in {wait_s:.1f} s"
+        tail = child.tail()
+        _log.log(level, "%s (failure %d in a row); it said last:\n%s", text, child.failures, tail)
+        if self._state == "ready":
+            loops = child.failures >= FAILURES_AT_START
+            if loops:
+                text = f"{child.name} ended {child.failures} times in a row; the last lines of {child.log}:\n{tail}"
+            self._reports.send({"event": "crash loop" if loops else "restart", "text": text})
         hopeless = code == _USAGE_EXIT or child.failures >= FAILURES_AT_START
         if self._state == "starting" and hopeless:
-            self._fail(f"{child.name} {child.last_end}; the last lines of {child.log}:\n{child.tail()}")
+            self._fail(f"{child.name} {child.last_end}; the last lines of {child.log}:\n{tail}")
         self._save()
 
     def _probe(self) -> None:
@@ -147,7 +151,9 @@ class Supervisor:
             self._state = "ready"
             _log.info("ready: %d cache nodes are Active", len(wanted))
             self._save()
-            self._report({"state": "ready", "seconds": round(time.monotonic() - self._started_at, 3)})
+            self._reports.send({"state": "ready", "seconds": round(time.monotonic() - self._started_at, 3)})
+            if not self._order.attached:
+                self._reports.hang_up()
         elif now - self._started_at > self._order.settings.wait_ready_seconds:
             tails = "\n".join(f"{child.log}:\n{child.tail(3)}" for child in self._children)
             self._fail(
@@ -158,7 +164,7 @@ class Supervisor:
         self._state, self._error, self._stop_asked = "failed", error, True
         _log.error("%s", error)
         self._save()
-        self._report({"state": "failed", "error": error})
+        self._reports.send({"state": "failed", "error": error})
 
     def _check_logs(self) -> None:
         now = time.monotonic()
