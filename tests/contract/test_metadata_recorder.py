@@ -15,13 +15,25 @@ import psutil
 import pytest
 
 from polarkv_client.layout import tenant_number
-from polarkv_client.protocol.messages import InventoryItem
+from polarkv_client.protocol.messages import BeginStore, InventoryItem, Op
+from polarkv_client.protocol.wire import encode_frame
+from polarkv_client.states import EntryState
 from polarkv_dataplane.manager.records.model import Entry, Tenant
 from polarkv_dataplane.manager.shell.metadata import make_store
 from polarkv_dataplane.manager.shell.metadata.recorder import Recorder
 from polarkv_dataplane.manager.shell.metadata.store import Batch, MetadataStore, NodeRow, Recalled, Remembered
 from tests.support import postgres
-from tests.support.managers import Client, FakeNode, Running, admin, key, make_settings, running_manager, stats
+from tests.support.managers import (
+    Client,
+    FakeNode,
+    Running,
+    admin,
+    deadline,
+    key,
+    make_settings,
+    running_manager,
+    stats,
+)
 from tests.support.waiting import wait_until
 
 TENANT = tenant_number("a")
@@ -72,19 +84,21 @@ def test_the_next_life_recalls_pins_recency_numbers_and_quotas(tmp_path: Path, u
         assert client.exists(*keys) == [0] * 4  # nothing is believed that no node proves
         view = next(t for t in http.get("/v1/tenants").json()["tenants"] if t["name"] == "b")
         assert (view["quota_bytes"], view["quota_from"]) == (12345, "admin")
-        with FakeNode(manager.unix, "n1", disk=files(0, 1, 3), auto=None, disk_bytes=5 * 4096) as node:
+        sizes = {"memory_bytes": 65536, "slab_bytes": 65536, "disk_bytes": 5 * 4096}  # sixteen slots, five files
+        with FakeNode(manager.unix, "n1", disk=files(0, 1, 3), auto=None, **sizes) as node:
             assert (node.slab.registered.number, node.slab.registered.incarnation) == (2, 2)
             pinned = f"/v1/entries/{keys[3].hex()}"
             wait_until(lambda: http.get(pinned).json()["pinned_ms"] > 0, "the pin to be recalled")
             assert http.get(pinned).json()["pinned_ms"] <= MINUTE_MS
             wait_until(lambda: keys[2] not in looked_up(url, *keys), "what was not proved to be forgotten")
             assert set(looked_up(url, *keys)) == {keys[0], keys[1], keys[3]}
-            # More files than fit: the unknown one goes first, then the least recent; never the pinned one.
-            client.store([key(50), key(51), key(52)])
+            # More than fits: the file of which nothing was known goes first, then the least recent, never the pinned.
+            client.store([key(50 + n) for n in range(16)])
+            client.connection.send(encode_frame(Op.BEGIN_STORE, 9, BeginStore(key(90), [1000], 20_000)), deadline())
             gone: list[bytes] = []
             while len(gone) < 2:
                 op, command = node.on_disk.command()
-                if op.name == "PURGE":
+                if op is Op.PURGE:
                     gone.append(command.key)
                 if command.operation:
                     node.on_disk.done(command)
@@ -147,7 +161,7 @@ def test_a_database_that_stops_hangs_or_dies_never_stops_the_cache(tmp_path: Pat
                 if "postgres" in process.name() and process.parent() != psutil.Process():
                     os.kill(process.pid, signal.SIGTERM)  # its connections end
             assert serve_a_little(manager, 200) < 1
-            wait_until(lambda: stats(manager)["counts"]["metadata_failures"] > failures, "the failure to be counted", 20)
+            wait_until(lambda: stats(manager)["counts"]["metadata_failures"] > failures, "the failure", 20)
     # The server is gone for good: a manager starts all the same, and says so.
     with running_manager(settings) as manager, FakeNode(manager.unix):
         assert not stats(manager)["metadata_connected"]
@@ -225,7 +239,7 @@ def entries(count: int) -> dict[bytes, Entry]:
     made = {}
     for n in range(count):
         entry = Entry(key(n), Node(), 10, Tenant("a", 1))  # type: ignore[arg-type]
-        entry.state = 2  # type: ignore[assignment]
+        entry.state = EntryState.MEMORY
         made[entry.key] = entry
     return made
 

@@ -110,7 +110,7 @@ def running_manager(settings: ManagerSettings) -> Iterator[Running]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        addresses = ready.get(timeout=TIMEOUT_S)
+        addresses = ready.get(timeout=45)
         if isinstance(addresses, BaseException):
             raise addresses
         yield Running(addresses)
@@ -141,7 +141,7 @@ class ManagerProcess:
         )
         self.process = subprocess.Popen([sys.executable, "-c", code, json.dumps(values)], stdout=subprocess.DEVNULL)
         process = self.process
-        wait_until(lambda: self.ready_file.exists() or process.poll() is not None, "the manager to be ready")
+        wait_until(lambda: self.ready_file.exists() or process.poll() is not None, "the manager to be ready", 45)
         return Running(json.loads(self.ready_file.read_text(encoding="utf-8")))
 
     def end(self, number: int = signal.SIGTERM) -> int:

@@ -66,7 +66,7 @@ async def serve(
     async with contextlib.AsyncExitStack() as stack:
         sockets = [bind_endpoint(endpoint) for endpoint in settings.rpc]
         for sock in sockets:
-            stack.callback(_unbind, sock)
+            stack.callback(_unbind, sock, sock.getsockname())
         http = bind_tcp("http_port", settings.http_host, settings.http_port)
         stack.callback(http.close)
         epoch, remembered, connected = await recall(settings, store)
@@ -195,10 +195,10 @@ def _answers(path: str) -> bool:
     return True
 
 
-def _unbind(sock: socket.socket) -> None:
-    if sock.family == socket.AF_UNIX and sock.fileno() >= 0:
+def _unbind(sock: socket.socket, name: Any) -> None:
+    if sock.family == socket.AF_UNIX:
         with contextlib.suppress(OSError):
-            Path(sock.getsockname()).unlink()
+            Path(name).unlink()
     sock.close()
 
 

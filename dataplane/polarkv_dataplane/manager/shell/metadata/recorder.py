@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from polarkv_dataplane.manager.core.table import ABSENT
+from polarkv_dataplane.manager.core.ledger import COMMITTED
 from polarkv_dataplane.manager.records.model import Entry, Stats
 from polarkv_dataplane.manager.shell.metadata.store import Batch, EntryRow, MetadataStore, NodeRow, Recalled
 from polarkv_dataplane.runtime.log import LimitedLogger
@@ -73,9 +73,10 @@ class Recorder:
         if self._store.keeps:
             queue = self._entries
             for key in keys:
-                if key in entries:
+                entry = entries.get(key)
+                if entry is not None and entry.state in COMMITTED:
                     queue[key] = max(queue.get(key, 0), 0)
-                elif not keep_absent:
+                elif entry is not None or not keep_absent:
                     queue[key] = _GONE
             self._bound(queue)
 
@@ -182,7 +183,7 @@ class Recorder:
             if recency == _GONE:
                 self._pins.pop(key, None)
                 batch.gone.append(key)
-            elif entry is not None and entry.state is not ABSENT:
+            elif entry is not None and entry.state in COMMITTED:
                 batch.entries.append(
                     EntryRow(entry.key, entry.node.name, entry.length_bytes, entry.checksum, entry.tenant.number,
                              recency, self._pins.pop(key, None), self._epoch)
