@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 
 from polarkv_client import errors
@@ -32,16 +34,21 @@ class Store(Job[Ticket]):
     def __init__(self, engine: Engine, keys: Sequence[bytes], views: Sequence[Views], scope: Scope) -> None:
         super().__init__(engine, keys, views, scope)
         self.outcomes: list[PutOutcome] = [None] * len(keys)
+        self._short: deque[Group] = deque()  # had no room when others of their group had
+        self._wait_ends = time.monotonic() + engine.config.wait_for_space_ms / 1000
 
     def more_to_ask(self) -> bool:
-        return bool(self.groups)
+        return bool(self.groups or self._short)
+
+    def ask_again(self) -> list[Part[Ticket]] | None:
+        return self.ask(self._short.popleft()) if self._short else None
 
     def ask(self, group: Group) -> list[Part[Ticket]]:
         places = group.places
         lengths = [self.lengths[place] for place in places]
         if lengths.count(lengths[0]) == len(lengths):
             del lengths[1:]
-        wait_ms = min(self.engine.config.wait_for_space_ms, max(int(self.scope.remaining() * 1000) - _MARGIN_MS, 0))
+        wait_ms = self._wait_ms()
         joined = join_keys([self.keys[place] for place in places])
         try:
             answer, ticket_ends = self.engine.manager.begin_store(group.channel, joined, lengths, wait_ms, self.scope)
@@ -49,15 +56,21 @@ class Store(Job[Ticket]):
             for place in places:
                 self.outcomes[place] = error
             self.groups.clear()
+            self._short.clear()
             return []
         granted: list[int] = []
+        short: list[int] = []
         for place, outcome in zip(places, answer.outcomes, strict=True):
             if outcome == StoreOutcome.GRANTED:
                 granted.append(place)
-            else:
-                self.outcomes[place] = _outcome(outcome)
+                continue
+            self.outcomes[place] = _outcome(outcome)
+            if outcome == StoreOutcome.NO_SPACE:
+                short.append(place)
         if not granted:
-            return []
+            return []  # the manager has waited as long as it may
+        if short and self._wait_ms():
+            self._short.append(Group(group.channel, short))
         ticket = Ticket(group.channel, answer.ticket, self.scope.until(ticket_ends))
         try:
             return self.parts_of(ticket, answer.grants, places)
@@ -66,6 +79,11 @@ class Store(Job[Ticket]):
                 self.outcomes[place] = error
             self._abort(ticket, granted)
             return []
+
+    def _wait_ms(self) -> int:
+        """How long the manager may still wait for space."""
+        left_s = min(self._wait_ends, self.scope.deadline - _MARGIN_MS / 1000) - time.monotonic()
+        return max(int(left_s * 1000), 0)
 
     def move(self, part: Part[Ticket]) -> None:
         try:

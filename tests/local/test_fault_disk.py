@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from polarkv_client.errors import ConfigurationError
+from polarkv_client.protocol import grants
 from polarkv_client.results import Stored
 from polarkv_client.states import Tier
 from polarkv_dataplane.disk.server import run_disk
@@ -21,6 +22,7 @@ from polarkv_dataplane.slab.server import run_slab
 from polarkv_dataplane.slab.settings import SlabSettings
 from tests.local.support.invariants import settled
 from tests.local.support.oracle import Caller, Chunks
+from tests.local.support.raw import RawClient
 from tests.local.support.world import World, recovers, running
 
 LENGTHS = (100_000,)
@@ -116,6 +118,17 @@ def test_the_capacity_is_kept_by_own_accounting() -> None:
         stats = settled(world)
         # Space that files take, not what the manager hopes: the two may differ by directories alone.
         assert allocated_bytes(world.places.disk(0)) <= capacity_bytes, stats
+
+
+def test_a_store_that_got_room_for_some_chunks_waits_for_the_others_too() -> None:
+    chunks = Chunks("room for some", (1_900_000,))  # one to a slab: eight have room
+    with running(1, "16MiB", "64MiB") as world, world.caller(chunks, wait_for_space_ms=4000) as caller:
+        recovers(caller, list(range(8)))
+        with RawClient(world.cluster.connection) as raw:
+            assert len(grants.read(raw.acquire(chunks.keys(range(6))).grants[0]).extents) == 6  # until their deadline
+            stored = caller.store(list(range(100, 108)), deadline_ms=6000)
+        assert stored.stored == 8, stored
+        settled(world)
 
 
 def allocated_bytes(folder: Path) -> int:
