@@ -98,8 +98,6 @@ class Files:
         try:
             descriptor = os.open(temporary, flags, 0o600)
             try:
-                # Blocks first: a full disk shows before bytes move, and the file lies in one run.
-                _allocate(descriptor, len(slot))
                 for start in range(0, len(slot), PIECE_BYTES):
                     _write_all(descriptor, slot[start : start + PIECE_BYTES], start)
                 allocated_bytes = os.fstat(descriptor).st_blocks * 512
@@ -195,14 +193,6 @@ def verify_memory(header: Header, slot: memoryview) -> None:
         raise Damaged(f"{short(header.key)}: the checksum in memory is another than the manager's")
     if checksum((slot[HEADER_BYTES : HEADER_BYTES + header.length_bytes],)) != header.checksum:
         raise Damaged(f"{short(header.key)}: the bytes in memory do not match their checksum")
-
-
-def _allocate(descriptor: int, size_bytes: int) -> None:
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot: blocks come with the bytes
-            raise
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

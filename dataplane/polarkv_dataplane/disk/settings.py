@@ -20,7 +20,9 @@ class DiskSettings(Settings):
     slab_socket: str = Field(description="Path of the slab server's Unix socket.")
     directories: list[Path] = Field(description="Directories for files, one a disk; keys are spread over them.")
     capacity_bytes: int = Field(description="Bytes that all files together may take, in allocated blocks.")
-    io_threads: int = Field(default=4, ge=1, le=64, description="Operations that run at a time.")
+    io_threads: int = Field(
+        default=8, ge=1, le=64, description="Operations that run at a time: some wait for the disk, some verify."
+    )
     queue_length: int = Field(default=8192, ge=1, le=1 << 20, description="Operations that may wait; more are refused.")
     operation_timeout_ms: int = Field(
         default=5_000,
