@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from polarkv_client.client import Client
 from polarkv_client.sync import SyncClient
 from tests.local.support.invariants import settled
-from tests.local.support.oracle import Caller, Chunks
+from tests.local.support.oracle import GRACE_S, Caller, Chunks
 from tests.local.support.proxy import Proxy
 from tests.local.support.world import World, recovers, running
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 
 SLAB_HOST = "127.0.0.2"  # what the slab server tells clients; only the proxy listens there
 NUMBERS = list(range(24))
@@ -49,26 +52,76 @@ def manager_proxy(world: World) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.mark.parametrize("how", ["black hole", "stopped process"])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_black_hole_before_the_manager(
-    world: World, chunks: Chunks, manager_proxy: Proxy, slab_proxy: Proxy, transport: str
+def test_a_manager_that_does_not_answer(
+    world: World, chunks: Chunks, manager_proxy: Proxy, slab_proxy: Proxy, transport: str, how: str
 ) -> None:
     caller = through(world, manager_proxy, chunks, transport)
     with caller.client:
         recovers(caller, NUMBERS)
-        manager_proxy.swallow()
-        for _ in range(4):
-            assert not caller.load(NUMBERS).hits
-            assert not caller.store([100, 101]).stored
-            assert not any(caller.timed(lambda: caller.client.exists(chunks.keys(NUMBERS), deadline_ms=1000), 1000))
-        # The breaker is open: nobody pays for a dead manager any more.
-        began = time.monotonic()
-        for _ in range(50):
-            assert not caller.load(NUMBERS).hits
-        assert time.monotonic() - began < 1.0, caller.client.status()
-        manager_proxy.pass_on()
+        with silent(world, manager_proxy, how):
+            for _ in range(4):
+                assert not caller.load(NUMBERS).hits
+                assert not caller.store([100, 101]).stored
+                assert not any(caller.timed(lambda: caller.client.exists(chunks.keys(NUMBERS), deadline_ms=1000), 1000))
+            # The breaker is open: nobody pays for a dead manager any more.
+            assert caller.client.status().breaker != "closed"
+            misses = [caller.timed(lambda: caller.load(NUMBERS), 100) for _ in range(50)]
+            assert not any(result.hits for result in misses)
         assert recovers(caller, [*NUMBERS, 100, 101]) < 20
         assert caller.client.status().breaker == "closed"
+    settled(world)
+
+
+@contextlib.contextmanager
+def silent(world: World, proxy: Proxy, how: str) -> Iterator[None]:
+    """A manager that cannot be heard, for the length of the block."""
+    if how == "stopped process":
+        with world.stopped("manager"):
+            yield
+        return
+    proxy.swallow()
+    try:
+        yield
+    finally:
+        proxy.pass_on()
+
+
+def test_the_asynchronous_client_keeps_its_deadlines_and_its_loop_goes_on(
+    world: World, chunks: Chunks, slab_proxy: Proxy
+) -> None:
+    async def scenario() -> tuple[float, float]:
+        client = await Client.connect(world.cluster.connection, transport="tcp", breaker_longest_ms=500)
+        async with client:
+            keys = chunks.keys(NUMBERS)
+            await client.store(keys, chunks.payloads(NUMBERS))
+            slab_proxy.freeze_after_bytes = 150_000
+            buffers = chunks.blanks(NUMBERS)
+            began = last = time.monotonic()
+            longest_s = 0.0
+            loading = asyncio.create_task(client.load(keys, buffers, deadline_ms=1000))
+            while not loading.done():
+                await asyncio.sleep(0.01)
+                longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+            took_s = time.monotonic() - began
+            result = loading.result()
+            assert not result.complete
+            chunks.verify(NUMBERS, buffers, result)
+            slab_proxy.pass_on()
+
+            async def works() -> bool:
+                again = chunks.blanks(NUMBERS)
+                loaded = await client.load(keys, again, deadline_ms=2000)
+                return chunks.verify(NUMBERS, again, loaded) == len(NUMBERS)
+
+            await wait_until_async(works, "loads to work again", 20)
+            return took_s, longest_s
+
+    took_s, longest_s = asyncio.run(scenario())
+    print(f"load with a frozen peer: {took_s:.3f} s; the loop never waited longer than {longest_s:.3f} s")
+    assert took_s < 1.0 + GRACE_S
+    assert longest_s < 0.5
     settled(world)
 
 

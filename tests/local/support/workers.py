@@ -21,6 +21,11 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).parents[3]
 
 
+def environment() -> dict[str, str]:
+    """This process's, with the tests importable."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+
+
 class Worker:
     """One worker process. It may be stopped and killed; what it said stays."""
 
@@ -33,7 +38,7 @@ class Worker:
         with self._said.open("wb") as said, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=said, stderr=errors, cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env=environment(),
             )  # fmt: skip
         self._stopped_at: float | None = None
         self._stops: list[tuple[float, float]] = []
@@ -127,7 +132,7 @@ class Halted:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment(),
         )
         try:
             wait_until(self._has_stopped, "the client to stop itself", 20)
