@@ -11,7 +11,6 @@ import click
 from polarkv_client.cli.common import output_options
 from polarkv_client.settings_cli import Section
 from polarkv_dataplane.disk.settings import DiskSettings
-from polarkv_dataplane.embedded.lifetime import die_with_supervisor
 from polarkv_dataplane.manager.settings import ManagerSettings
 from polarkv_dataplane.runtime import log
 from polarkv_dataplane.slab.settings import SlabSettings
@@ -36,7 +35,6 @@ def log_level_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _begin(section: Section, config: Path | None, log_level: str, flags: dict[str, Any]) -> Any:
-    die_with_supervisor()
     log.set_up(log_level)
     return section.load(flags, config)
 

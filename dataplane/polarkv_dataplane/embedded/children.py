@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polarkv_dataplane.embedded.lifetime import PARENT_VARIABLE
+from polarkv_dataplane.cli.lifetime import PARENT_VARIABLE
 from polarkv_dataplane.embedded.places import Places
 from polarkv_dataplane.embedded.settings import UpSettings
 

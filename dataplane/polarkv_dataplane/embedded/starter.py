@@ -80,7 +80,7 @@ def _read_answer(process: subprocess.Popen[bytes], limit_s: float) -> dict[str, 
             return {"error": f"the supervisor did not answer within {limit_s:g} s"}
         part = os.read(process.stdout.fileno(), 65536)
         if not part:
-            return {"error": "the supervisor ended without a word; see above and logs/supervisor.log"}
+            return {"error": "the supervisor ended without a word; see logs/supervisor.log there"}
         raw += part
     answer = json.loads(raw)
     assert isinstance(answer, dict)

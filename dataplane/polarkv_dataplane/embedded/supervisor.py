@@ -28,6 +28,7 @@ FAILURES_AT_START = 5
 _PROBE_S = 0.1
 _LOG_CHECK_S = 10.0
 _USAGE_EXIT = 2
+_METADATA_VARIABLE = "POLARKV_MANAGER_METADATA_URL"
 _log = logging.getLogger("polarkv.supervisor")
 
 
@@ -59,8 +60,8 @@ class Supervisor:
         write_private(places.connection, json.dumps(connection, indent=2) + "\n")
         self._children = plan_children(settings, places, http_port, order.config, order.log_level)
         # Not a flag: it may hold a password, and flags can be seen by every user of the machine.
-        metadata_url = settings.metadata_url or f"sqlite:///{places.metadata}"
-        self._children[0].environment["POLARKV_MANAGER_METADATA_URL"] = metadata_url
+        metadata_url = settings.metadata_url or os.environ.get(_METADATA_VARIABLE) or f"sqlite:///{places.metadata}"
+        self._children[0].environment[_METADATA_VARIABLE] = metadata_url
         self._selector = selectors.DefaultSelector()
         self._wakeup: socket.socket | None = None
         self._started_at = time.monotonic()

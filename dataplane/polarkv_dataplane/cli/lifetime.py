@@ -6,8 +6,6 @@ import ctypes
 import os
 import signal
 
-from polarkv_client.errors import PolarKVError
-
 PARENT_VARIABLE = "POLARKV_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
 
@@ -19,13 +17,13 @@ def die_with_supervisor() -> None:
     kernel watches the thread.
 
     Raises:
-        PolarKVError: the supervisor has ended already, or the kernel refuses.
+        SystemExit: the supervisor has ended already, or the kernel refuses.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise PolarKVError(f"prctl: {os.strerror(ctypes.get_errno())}")
+        raise SystemExit(f"prctl: {os.strerror(ctypes.get_errno())}")
     # It may have ended before the request; its children then belong to another process.
     if os.getppid() != int(parent):
-        raise PolarKVError(f"the supervisor (process {parent}) has ended")
+        raise SystemExit(f"the supervisor (process {parent}) has ended")
