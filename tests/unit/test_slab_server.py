@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from polarkv_client import layout
-from polarkv_client.errors import ConfigurationError, PolarKVError, Refused, Unauthorized
+from polarkv_client.errors import ConfigurationError, PolarKVError, ProtocolError, Refused, Unauthorized
 from polarkv_client.protocol.grants import Access, Extent
 from polarkv_client.protocol.messages import Op, SlabAttach, SlabAttached
 from polarkv_client.protocol.wire import Connection, decode_body, encode_frame, raise_failure
@@ -167,9 +167,12 @@ def test_garbage_on_the_unix_socket_is_survived(manager: FakeManager, slab: Slab
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(5)
     sock.connect(str(tmp_path / "slab.sock"))
-    sock.sendall(os.urandom(1000))
-    with contextlib.suppress(ConnectionError):
-        assert sock.recv(1) == b""
+    sock.sendall(b"garbage" * 100)
+    with pytest.raises(ProtocolError, match="not a PolarKV peer"):
+        raise_failure(read_frame(sock, time.monotonic() + 5))
+    sock.settimeout(5)
+    sock.shutdown(socket.SHUT_WR)
+    assert sock.recv(1) == b""
     sock.close()
     _, fd, again = attach(tmp_path / "slab.sock", SlabAttach(token=manager.secrets.node_token))
     os.close(fd)
