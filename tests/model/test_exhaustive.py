@@ -1,7 +1,7 @@
 """Everything that can ever happen in tiny worlds, or up to a horizon where faults make them large: no rule breaks.
 
-In all but the last world nobody verifies a checksum: leases, tickets, quarantine, fences, tombstones and incarnations hold
-by themselves. The last one is where only the header's checksum can tell: a node comes back with memory on which
+In all but the last world nobody verifies a checksum: leases, tickets, quarantine, fences, tombstones and incarnations
+hold by themselves. The last one is where only the header's checksum can tell: a node comes back with memory on which
 writers of a former life are still at work.
 """
 
@@ -14,13 +14,14 @@ BOTH = ("Flush", "Discard")
 FAST = [
     Scope("no fault, no end of time"),
     Scope("no disk", files=0),
-    Scope("drains", drains=BOTH, drain_budget=1, horizon_ms=4),
+    Scope("drains", drains=BOTH, drain_budget=1, horizon_ms=2),
 ]
 DEEP = [
     Scope("readers that are late", prompt_readers=False),
     Scope("room for both keys on disk", files=2, horizon_ms=5),
-    Scope("drains, again and again", drains=BOTH, drain_budget=2, horizon_ms=5),
-    Scope("a disk that fails and repeats itself", failures=1, echoes=1, horizon_ms=3),
+    Scope("drains, again and again", drains=BOTH, drain_budget=2, horizon_ms=3),
+    Scope("a disk that fails", failures=1, horizon_ms=3),
+    Scope("a disk that repeats itself", echoes=1, horizon_ms=3),
     Scope("an admin at work", admin=True, prefetch=True, pins=1, horizon_ms=3),
     Scope("a disk that reorders", ordered_disk=False, admin=True, horizon_ms=3),
     Scope("the node dies", fresh_crashes=1, returns=1, horizon_ms=3),

@@ -496,9 +496,9 @@ def _item(key: int, value: Value, offset_bytes: int) -> InventoryItem:
     return InventoryItem(KEYS[key], LENGTH_BYTES, checksum_of(value), 1, offset_bytes)
 
 
-def settles(directory: Directory, now: int, longest_ms: int) -> bool:
+def settles(directory: Directory, now: int, longest_ms: int, step_ms: int = 1) -> bool:
     """With every client and disk server silent: does everything that waits end by itself? Spends ``directory``."""
-    for later in range(now + 1, now + longest_ms):
+    for later in range(now + step_ms, now + longest_ms, step_ms):
         for node in directory.ledger.nodes.values():
             directory.members.heard(node, later)
         directory.tick(later)

@@ -49,6 +49,7 @@ class SlotPool:
         slab = next(iter(slabs.values()))
         index = slab.free.popitem()[0]
         if not slab.free:
+            slab.free.clear()  # an emptied dict keeps its size: 36 bytes a slot
             del slabs[slab.base_bytes]
         return slab.base_bytes + index * stride_bytes
 
@@ -66,6 +67,7 @@ class SlotPool:
             return False
         del slab.free[index]
         if not slab.free:
+            slab.free.clear()
             self.open[stride_bytes].pop(base, None)
         return True
 
