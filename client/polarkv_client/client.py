@@ -80,6 +80,8 @@ class Operations:
 
     def scope(self, deadline_ms: int | None) -> Scope:
         """The bounds of an operation that begins now."""
+        if self.engine.inherited:
+            raise errors.ConfigurationError("client", "inherited by fork", "connect in each process, after the fork")
         if deadline_ms is None:
             deadline_ms = self.config.deadline_ms
         elif deadline_ms < 1:

@@ -6,6 +6,7 @@ Nothing here turns an error into a miss: errors are kept as values in the places
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -30,6 +31,19 @@ _BACKGROUND_CALLS = 1024
 _BACKGROUND_S = 1.0
 _PART_BYTES = 1 << 20  # less than this is not worth another thread
 Holder = TypeVar("Holder", bound="Held")
+
+
+class _Forks:
+    """Counts forks since the first process: a child shares its parent's sockets, but has not its threads."""
+
+    count = 0
+
+    @classmethod
+    def note(cls) -> None:
+        cls.count += 1
+
+
+os.register_at_fork(after_in_child=_Forks.note)
 
 
 class Counters:
@@ -91,12 +105,18 @@ class Engine:
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
+        self._forks = _Forks.count
         self.counters = Counters()
         host = host_id()
         self.manager = ManagerClient(config, host)
         self.transports = Transports(config, host)
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="polarkv-move")
         self.background = Background(self.counters)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this came from a parent process by fork. Parent and child would read each other's answers."""
+        return self._forks != _Forks.count
 
     def close(self) -> None:
         """Give everything back. Running operations end with errors."""

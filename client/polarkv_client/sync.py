@@ -14,7 +14,7 @@ from polarkv_client.states import Tier
 
 
 class SyncClient:
-    """Stores and loads KV chunks. Safe for several threads.
+    """Stores and loads KV chunks. Safe for several threads; each process needs its own, made after the fork.
 
     Bad arguments raise ConfigurationError; whatever goes wrong with the cache is an outcome in the result. Every call
     ends within ``deadline_ms`` (the configuration's when it is not given) plus at most 0.1 s and a piece's copy.

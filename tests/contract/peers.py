@@ -21,9 +21,13 @@ from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport
 from polarkv_client.transport.shm import ShmTransport
 from polarkv_client.transport.tcp import TcpTransport
 from tests.support.slab_process import SlabProcess
+from tests.support.small_manager import SmallManager
+from tests.support.waiting import wait_until
 
 KINDS = ["shm", "tcp"]
 CONNECT_S = 1.0
+SIZE = 70_000
+SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
 
 
 def make(kind: str, info: NodeInfo) -> Transport:
@@ -152,3 +156,26 @@ def black_hole(sock: socket.socket) -> None:
     """Take in everything, answer nothing."""
     while sock.recv(1 << 20):
         pass
+
+
+@contextmanager
+def in_time(seconds: float) -> Iterator[None]:
+    """The block takes no longer than ``seconds`` and the slack."""
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < seconds + SLACK_S
+
+
+def chunks(count: int, size: int = SIZE) -> tuple[list[bytes], list[bytes], list[bytearray]]:
+    """Keys, payloads, targets."""
+    return (
+        [key(n) for n in range(count)],
+        [payload(size, n) for n in range(count)],
+        [bytearray(size) for _ in range(count)],
+    )
+
+
+def settled(manager: SmallManager, kind: type, count: int = 1) -> list[object]:
+    """The requests of a kind that the client sends in the background."""
+    wait_until(lambda: len(manager.requests(kind)) >= count, f"{count} {kind.__name__}")
+    return manager.requests(kind)

@@ -91,7 +91,8 @@ async def test_nothing_runs_on_the_loops_thread(manager: SmallManager, monkeypat
 async def test_the_loop_goes_on_while_an_operation_waits(manager: SmallManager) -> None:
     async with await Client.connect(endpoint=manager.endpoint) as client:
         manager.instead[Op.ACQUIRE_READ] = hang
-        task = asyncio.create_task(client.load(KEYS, [bytearray(SIZE) for _ in KEYS], deadline_ms=400))
+        targets = [bytearray(SIZE) for _ in KEYS]
+        task = asyncio.create_task(client.load(KEYS, targets, deadline_ms=400))
         turns = 0
         while not task.done():
             turns += 1
@@ -161,7 +162,8 @@ async def test_more_operations_than_are_allowed_are_misses_at_once(manager: Smal
         first = asyncio.create_task(client.exists(KEYS, deadline_ms=600))
         await asyncio.sleep(0)
         # Waits behind the first, and is not let wait beyond its own deadline.
-        second = asyncio.create_task(client.load(KEYS, [bytearray(SIZE) for _ in KEYS], deadline_ms=50))
+        targets = [bytearray(SIZE) for _ in KEYS]
+        second = asyncio.create_task(client.load(KEYS, targets, deadline_ms=50))
         await asyncio.sleep(0)
         third = await client.store(KEYS, PAYLOADS, deadline_ms=600)
         assert not first.done()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import pytest
 
 from polarkv_client import errors
@@ -22,13 +19,11 @@ from polarkv_client.protocol.wire import Frame
 from polarkv_client.results import Reason, Stored
 from polarkv_client.states import StoreOutcome, Tier
 from polarkv_client.sync import SyncClient
-from tests.contract.peers import key, payload
-from tests.support.slab_process import SlabProcess, start_slab
+from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled
+from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager, hang
 from tests.support.waiting import wait_until
 
-SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
-SIZE = 70_000
 NAMESPACE = Namespace(model_id="m", chunk_tokens=4)
 
 
@@ -43,28 +38,6 @@ def manager(slab: SlabProcess) -> Iterator[SmallManager]:
 def client(manager: SmallManager, kind: str) -> Iterator[SyncClient]:
     with SyncClient.connect(endpoint=manager.endpoint, transport=kind) as made:
         yield made
-
-
-@contextmanager
-def in_time(seconds: float) -> Iterator[None]:
-    begin = time.monotonic()
-    yield
-    assert time.monotonic() - begin < seconds + SLACK_S
-
-
-def chunks(count: int, size: int = SIZE) -> tuple[list[bytes], list[bytes], list[bytearray]]:
-    """Keys, payloads, targets."""
-    return (
-        [key(n) for n in range(count)],
-        [payload(size, n) for n in range(count)],
-        [bytearray(size) for _ in range(count)],
-    )
-
-
-def settled(manager: SmallManager, kind: type, count: int = 1) -> list[object]:
-    """The requests of a kind that the client sends in the background."""
-    wait_until(lambda: len(manager.requests(kind)) >= count, f"{count} {kind.__name__}")
-    return manager.requests(kind)
 
 
 def test_what_was_stored_is_loaded(manager: SmallManager, client: SyncClient, kind: str) -> None:
@@ -402,92 +375,6 @@ def test_a_closed_client_answers_misses(manager: SmallManager, client: SyncClien
         assert client.exists([key(1)]) == [Tier.NONE]
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[SlabProcess, SlabProcess]]:
-    first = start_slab(tmp_path, name="node-0", number=7)
-    second = start_slab(tmp_path, name="node-1", number=8)
-    yield first, second
-    first.close()
-    second.close()
-
-
-def test_one_node_lost_costs_its_own_chunks(two: tuple[SlabProcess, SlabProcess]) -> None:
-    manager = SmallManager([slab.node() for slab in two])
-    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp", deadline_ms=2000) as client:
-        keys, payloads, targets = chunks(8)
-        assert client.store(keys, payloads).stored == 8
-        assert client.load(keys, targets).complete
-        assert targets == payloads
-        two[1].kill()
-        with in_time(2):
-            loaded = client.load(keys, targets)
-        assert [chunk.hit for chunk in loaded.chunks] == [True, False] * 4
-        assert {chunk.reason for chunk in loaded.chunks[1::2]} == {Reason.UNAVAILABLE}
-        more = [key(n) for n in range(100, 104)]
-        stored = client.store(more, payloads[:4])
-        assert [chunk.outcome for chunk in stored.chunks] == [Stored.STORED, Stored.FAILED] * 2
-        assert len(settled(manager, m.AbortStore)) == 1
-        client.load(keys, targets)
-        with in_time(0.1):  # by now it is known
-            loaded = client.load(keys, targets)
-        assert {chunk.reason for chunk in loaded.chunks[1::2]} == {Reason.BREAKER_OPEN}
-    manager.close()
-
-
-def test_a_stopped_node_costs_the_deadline_and_its_own_chunks(two: tuple[SlabProcess, SlabProcess]) -> None:
-    manager = SmallManager([slab.node() for slab in two])
-    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp") as client:
-        keys, payloads, targets = chunks(8, 400_000)
-        assert client.store(keys, payloads).stored == 8
-        two[1].freeze()
-        before = len(manager.requests(m.ReleaseRead))
-        with in_time(0.4):
-            loaded = client.load(keys, targets, deadline_ms=400)
-        assert [chunk.hit for chunk in loaded.chunks[::2]] == [True] * 4
-        assert loaded.chunks[7].reason is Reason.TIMEOUT
-        assert targets[::2] == payloads[::2]
-        # The stopped server may go on sending from the slots when it wakes: they need their quarantine.
-        assert settled(manager, m.ReleaseRead, before + 1)[-1] == m.ReleaseRead(2, False)
-    manager.close()
-
-
-def test_shared_memory_that_cannot_be_reached_gives_way_to_tcp(slab: SlabProcess, tmp_path: Path) -> None:
-    node = slab.node()
-    for changes, text in (
-        ({"shm": f"unix://{tmp_path}/absent.sock"}, "shm: cannot connect"),
-        ({"shm": ""}, "shm: the node does not offer it"),
-        ({"host_id": "another"}, "another host"),
-    ):
-        node.info = msgspec.structs.replace(slab.info, **changes)
-        manager = SmallManager([node])
-        with SyncClient.connect(endpoint=manager.endpoint) as client:
-            assert client.store([key(1)], [payload(SIZE)]).stored == 1
-            (status,) = client.status().nodes
-            assert status.transport == "tcp"
-            assert text in status.why
-        manager.close()
-
-
-def test_a_node_that_begins_a_new_life_is_found_again(tmp_path: Path, kind: str) -> None:
-    first = start_slab(tmp_path)
-    manager = SmallManager([first.node()])
-    keys, payloads, targets = chunks(2)
-    with SyncClient.connect(endpoint=manager.endpoint, transport=kind, deadline_ms=2000) as client:
-        assert client.store(keys, payloads).stored == 2
-        first.kill()
-        second = start_slab(tmp_path, manager=first.manager)
-        assert second.info.incarnation == first.info.incarnation == 2
-        manager.nodes = {7: second.node()}
-        manager.chunks.clear()
-        assert client.store(keys, payloads).stored == 2
-        assert client.load(keys, targets).complete
-        assert targets == payloads
-        assert [node.incarnation for node in client.status().nodes] == [2]
-        second.close()
-    manager.close()
-    first.close()
-
-
 def test_hanging_in_the_background_does_not_hold_operations(manager: SmallManager, client: SyncClient) -> None:
     keys, payloads, targets = chunks(2)
     client.store(keys, payloads)
@@ -495,3 +382,48 @@ def test_hanging_in_the_background_does_not_hold_operations(manager: SmallManage
     with in_time(0):
         for _ in range(4):
             assert client.load(keys, targets).complete
+
+
+def test_threads_share_a_client(client: SyncClient) -> None:
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        keys = [key(1000 * number + n) for n in range(6)]
+        payloads = [payload(SIZE, number + n) for n in range(6)]
+        if client.store(keys, payloads).stored != 6:
+            wrong.append("store")
+        for _ in range(5):
+            targets = [bytearray(SIZE) for _ in keys]
+            if not client.load(keys, targets).complete or targets != payloads:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+
+
+def test_a_prefetch_reaches_the_manager(manager: SmallManager, client: SyncClient) -> None:
+    assert client.prefetch([key(1), key(2)])
+    assert manager.requests(m.Prefetch) == [m.Prefetch(key(1) + key(2))]
+
+
+def test_a_client_does_not_survive_a_fork(manager: SmallManager, client: SyncClient) -> None:
+    """Parent and child would read each other's answers from the sockets they share."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            client.exists([key(1)])
+            os.write(writing, b"answered")
+        except ConfigurationError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert b"after the fork" in os.read(reading, 4096)
+    assert client.exists([key(1)]) == [Tier.NONE]
+    os.close(reading)
+    os.close(writing)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,9 @@ from polarkv_client.protocol.messages import Empty, Op, SlabAttached
 from polarkv_client.protocol.wire import HEAD, encode_frame
 from polarkv_client.transport import base
 from polarkv_client.transport.base import Scope
-from tests.contract.peers import Bench, black_hole, impostor, make, payload, picks, soon
+from tests.contract.peers import SLACK_S, Bench, black_hole, impostor, in_time, make, payload, picks, soon
 from tests.support.slab_process import SlabProcess
 from tests.support.waiting import wait_until
-
-SLACK_S = base.POLL_S + 1.3  # for a loaded machine; what would hang here hangs for longer
-
-
-@contextmanager
-def in_time(seconds: float) -> Iterator[None]:
-    """The block takes no longer than ``seconds`` and the slack."""
-    begin = time.monotonic()
-    yield
-    assert time.monotonic() - begin < seconds + SLACK_S
 
 
 def moves(bench: Bench, access: Access, scope: Scope, count: int = 8) -> list[errors.PolarKVError | None]:
@@ -335,4 +325,20 @@ def test_the_ticket_is_looked_at_before_every_piece(slab: SlabProcess, monkeypat
     assert len(written) == 1
     monkeypatch.undo()
     assert layout.unpack_header(bench.peek(extents[0].offset_bytes, 64)) is None
+    bench.transport.close()
+
+
+def test_a_file_system_without_write_is_mapped(slab: SlabProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hugetlbfs, which few machines have reserved pages for."""
+
+    def refusing(descriptor: int, vector: list[bytes], offset: int) -> int:
+        raise OSError(errno.EINVAL, "no write here")
+
+    monkeypatch.setattr(os, "pwritev", refusing)
+    bench = Bench(slab, make("shm", slab.info))
+    chunks = [payload(5000, 1), payload((1 << 20) + 5, 2)]
+    extents = bench.store(chunks)
+    targets = [bytearray(len(chunk)) for chunk in chunks]
+    assert bench.transport.read(bench.grant(Access.READ, extents), picks(extents, list(targets)), soon()) == [None] * 2
+    assert targets == chunks
     bench.transport.close()

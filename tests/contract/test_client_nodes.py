@@ -1,0 +1,102 @@
+"""The client and its cache nodes: lost, stopped, reborn, reached in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from polarkv_client.protocol import messages as m
+from polarkv_client.results import Reason, Stored
+from polarkv_client.sync import SyncClient
+from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled
+from tests.support.slab_process import SlabProcess, start_slab
+from tests.support.small_manager import SmallManager
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[SlabProcess, SlabProcess]]:
+    first = start_slab(tmp_path, name="node-0", number=7)
+    second = start_slab(tmp_path, name="node-1", number=8)
+    yield first, second
+    first.close()
+    second.close()
+
+
+def test_one_node_lost_costs_its_own_chunks(two: tuple[SlabProcess, SlabProcess]) -> None:
+    manager = SmallManager([slab.node() for slab in two])
+    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp", deadline_ms=2000) as client:
+        keys, payloads, targets = chunks(8)
+        assert client.store(keys, payloads).stored == 8
+        assert client.load(keys, targets).complete
+        assert targets == payloads
+        two[1].kill()
+        with in_time(2):
+            loaded = client.load(keys, targets)
+        assert [chunk.hit for chunk in loaded.chunks] == [True, False] * 4
+        assert {chunk.reason for chunk in loaded.chunks[1::2]} == {Reason.UNAVAILABLE}
+        more = [key(n) for n in range(100, 104)]
+        stored = client.store(more, payloads[:4])
+        assert [chunk.outcome for chunk in stored.chunks] == [Stored.STORED, Stored.FAILED] * 2
+        assert len(settled(manager, m.AbortStore)) == 1
+        client.load(keys, targets)
+        with in_time(0.1):  # by now it is known
+            loaded = client.load(keys, targets)
+        assert {chunk.reason for chunk in loaded.chunks[1::2]} == {Reason.BREAKER_OPEN}
+    manager.close()
+
+
+def test_a_stopped_node_costs_the_deadline_and_its_own_chunks(two: tuple[SlabProcess, SlabProcess]) -> None:
+    manager = SmallManager([slab.node() for slab in two])
+    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp") as client:
+        keys, payloads, targets = chunks(8, 400_000)
+        assert client.store(keys, payloads).stored == 8
+        two[1].freeze()
+        before = len(manager.requests(m.ReleaseRead))
+        with in_time(0.4):
+            loaded = client.load(keys, targets, deadline_ms=400)
+        assert [chunk.hit for chunk in loaded.chunks[::2]] == [True] * 4
+        assert loaded.chunks[7].reason is Reason.TIMEOUT
+        assert targets[::2] == payloads[::2]
+        # The stopped server may go on sending from the slots when it wakes: they need their quarantine.
+        assert settled(manager, m.ReleaseRead, before + 1)[-1] == m.ReleaseRead(2, False)
+    manager.close()
+
+
+def test_shared_memory_that_cannot_be_reached_gives_way_to_tcp(slab: SlabProcess, tmp_path: Path) -> None:
+    node = slab.node()
+    for changes, text in (
+        ({"shm": f"unix://{tmp_path}/absent.sock"}, "shm: cannot connect"),
+        ({"shm": ""}, "shm: the node does not offer it"),
+        ({"host_id": "another"}, "another host"),
+    ):
+        node.info = msgspec.structs.replace(slab.info, **changes)
+        manager = SmallManager([node])
+        with SyncClient.connect(endpoint=manager.endpoint) as client:
+            assert client.store([key(1)], [payload(SIZE)]).stored == 1
+            (status,) = client.status().nodes
+            assert status.transport == "tcp"
+            assert text in status.why
+        manager.close()
+
+
+def test_a_node_that_begins_a_new_life_is_found_again(tmp_path: Path, kind: str) -> None:
+    first = start_slab(tmp_path)
+    manager = SmallManager([first.node()])
+    keys, payloads, targets = chunks(2)
+    with SyncClient.connect(endpoint=manager.endpoint, transport=kind, deadline_ms=2000) as client:
+        assert client.store(keys, payloads).stored == 2
+        first.kill()
+        second = start_slab(tmp_path, manager=first.manager)
+        assert second.info.incarnation == first.info.incarnation == 2
+        manager.nodes = {7: second.node()}
+        manager.chunks.clear()
+        assert client.store(keys, payloads).stored == 2
+        assert client.load(keys, targets).complete
+        assert targets == payloads
+        assert [node.incarnation for node in client.status().nodes] == [2]
+        second.close()
+    manager.close()
+    first.close()
