@@ -199,7 +199,7 @@ def _end(console: Console, checks: list[Check], picture: Path) -> int:
         ("make test", "what happens under kill -9, frozen processes, full disks and damaged files"),
     ):
         steps.add_row(f"[cyan]{command}[/]", what)
-    console.print(Panel(steps, title="try next", border_style="cyan", title_align="left"))
+    console.print(Panel.fit(steps, title="try next", border_style="cyan", title_align="left"))
     return 0
 
 
