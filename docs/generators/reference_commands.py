@@ -39,7 +39,7 @@ def _command(name: str, command: click.Command, above: click.Context) -> list[st
     lines = [f"## polarkv {name}", "", " ".join((command.help or "").split()), "", f"`{' '.join(usage.split())}`", ""]
     lines += ["| option | what it does |", "|---|---|"]
     for parameter in command.get_params(context):
-        record = parameter.get_help_record(context) if parameter.name != "help" else None
+        record = parameter.get_help_record(context) if "--help" not in parameter.opts else None
         if isinstance(parameter, click.Option) and record is not None:
             option, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
             lines.append(f"| `{option}` | {text} |")

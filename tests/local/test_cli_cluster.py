@@ -79,18 +79,16 @@ def all_gone(pids: dict[str, int]) -> bool:
     return not [pid for pid in pids.values() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
 
 
-def short_folder() -> Path:
-    # Sockets lie in it, and their paths have at most 107 bytes.
-    return Path(tempfile.mkdtemp(prefix="polarkv-cli-"))
-
-
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
-    cluster = start(short_folder() / "c", "--nodes", "2")
-    try:
-        yield cluster
-    finally:
-        stop(cluster)
+    # A short path: sockets lie in it, and theirs have at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="polarkv-cli-") as folder:
+        cluster = start(Path(folder) / "c", "--nodes", "2")
+        try:
+            yield cluster
+        finally:
+            if cluster.process.poll() is None:
+                stop(cluster)
 
 
 @pytest.fixture

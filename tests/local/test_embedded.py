@@ -127,3 +127,16 @@ def test_a_server_that_keeps_dying_is_told(folder: Path) -> None:
     (folder / "c" / "run" / "manager.sock").mkdir(parents=True)
     with pytest.raises(StartFailed, match=r"manager ended with code"):
         Cluster(directory=folder / "c", **SIZES).start()
+
+
+@pytest.mark.postgres
+def test_metadata_may_be_in_postgresql(folder: Path, postgres_url: str) -> None:
+    with Cluster(directory=folder / "c", metadata_url=postgres_url, **SIZES) as cluster:
+        with SyncClient.connect(cluster.connection) as client:
+            assert client.store(KEYS, payloads()).stored == len(KEYS)
+        with AdminClient(load_config(cluster.connection)) as admin:
+            wait_until(lambda: admin.stats()["counts"].get("metadata_rows", 0) >= len(KEYS), "rows to be written")
+            assert admin.stats()["metadata_connected"] is True
+        assert not (cluster.directory / "metadata.db").exists()
+        # It may hold a password.
+        assert not any(postgres_url in " ".join(psutil.Process(pid).cmdline()) for pid in cluster.pids().values())
