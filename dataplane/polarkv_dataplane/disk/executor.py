@@ -15,10 +15,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Task:
-    """One operation. ``run`` must not raise; it is dropped without a word when the work is fenced before it began."""
+    """One operation. ``run`` must not raise; a ``fenced`` one is dropped without a word by a fence before it began."""
 
     key: bytes
     run: Callable[[], None]
+    fenced: bool = True  # whether it belongs to a registration; work on files alone goes on through fences
     came_at: float = field(default_factory=time.monotonic)
 
 
@@ -63,10 +64,11 @@ class KeyedExecutor:
         with self._lock:
             for key, chain in list(self._chains.items()):
                 # The first of a chain may be running; its thread takes it away. A key that is only ready has none.
-                for task in chain:
-                    task.run = _nothing
-                self._held -= len(chain) - 1
-                self._chains[key] = deque((chain[0],))
+                if chain[0].fenced:
+                    chain[0].run = _nothing
+                kept = deque((chain[0], *(task for task in list(chain)[1:] if not task.fenced)))
+                self._held -= len(chain) - len(kept)
+                self._chains[key] = kept
             warned_at = time.monotonic()
             while self._running:
                 if give_up():

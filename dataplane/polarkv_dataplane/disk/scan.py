@@ -94,7 +94,7 @@ class Scan:
             return
         self._reject(f"{path}: not a whole file of its key; it is removed")
         # In turn with the key's other operations: an offload may just be putting a good file there.
-        self._executor.submit(Task(key, functools.partial(self._remove_if_bad, path, key)))
+        self._executor.submit(Task(key, functools.partial(self._remove_if_bad, path, key), fenced=False))
 
     def _remove_if_bad(self, path: str, key: bytes) -> None:
         try:
