@@ -170,6 +170,26 @@ def test_a_stream_that_ends_early_spoils_the_rest_only(slab: SlabProcess, after_
     bench.transport.close()
 
 
+def test_a_peer_that_drips_does_not_stretch_the_deadline(slab: SlabProcess, tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        sock.sendall(encode_frame(Op.SLAB_READ, 1, Empty()))
+        while not stop.wait(0.005):
+            sock.sendall(b"x")
+
+    with impostor("tcp", serve, slab.info, str(tmp_path)) as info:
+        bench = Bench(slab, make("tcp", info))
+        begin = time.monotonic()
+        results = moves(bench, Access.READ, soon(0.3))
+        elapsed_s = time.monotonic() - begin
+        stop.set()
+        assert {type(result) for result in results} == {errors.DeadlineExceeded}
+        assert elapsed_s < 0.3 + SLACK_S
+        bench.transport.close()
+
+
 def test_a_stream_in_the_wrong_order_is_damage(slab: SlabProcess, tmp_path: Path) -> None:
     bench = Bench(slab, make("tcp", slab.info))
     chunks = [payload(5000, seed) for seed in range(2)]

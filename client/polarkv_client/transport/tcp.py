@@ -19,6 +19,7 @@ from polarkv_client.protocol import wire
 from polarkv_client.protocol.messages import NodeInfo, Op, SlabRead, SlabWrite
 from polarkv_client.transport.base import PIECE_BYTES, POLL_S, HeldGrant, Pick, Scope, Transport, verify
 
+_POLL = struct.pack("@ll", int(POLL_S), int(POLL_S % 1 * 1e6))  # a timeval
 _CHECKSUM = struct.Struct("<Q")
 _IDLE_CONNECTIONS = 16
 
@@ -125,7 +126,10 @@ class _Stream:
     def __init__(self, sock: socket.socket, name: str) -> None:
         self.sock = sock
         self.name = name
-        sock.settimeout(POLL_S)
+        # Time-outs by the kernel: Python's own would poll before every call, and could not wait for a whole piece.
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _POLL)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _POLL)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN | getattr(select, "POLLRDHUP", 0))
         if sock.family != socket.AF_UNIX:
@@ -181,8 +185,11 @@ class _Stream:
         while vector:
             scope.check()
             try:
-                count = self.sock.recv_into(vector[0]) if len(vector) == 1 else self.sock.recvmsg_into(vector)[0]
-            except TimeoutError:
+                if len(vector) == 1:
+                    count = self.sock.recv_into(vector[0], 0, socket.MSG_WAITALL)
+                else:
+                    count = self.sock.recvmsg_into(vector, 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError:
                 continue  # the scope says whether there is time left
             except OSError as error:
                 scope.check()
@@ -197,7 +204,7 @@ class _Stream:
             scope.check()
             try:
                 count = self.sock.sendmsg(vector)
-            except TimeoutError:
+            except BlockingIOError:
                 if not self.alive():
                     raise errors.Unavailable(f"{self.name} takes no more, and has answered or gone") from None
                 continue
