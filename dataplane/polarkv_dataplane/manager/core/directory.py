@@ -216,10 +216,12 @@ class Directory:
             if node.serving:
                 self.tiering.pump(node, now)
             self.members.advance_drain(node, now)
-        excess = len(self.ledger.entries) - self.settings.max_keys * 98 // 100
+        going = self.ledger.counts[S.PURGING]
+        excess = len(self.ledger.entries) - going - self.settings.max_keys * 98 // 100
         if excess > 0 and self.ledger.nodes:
             fullest = max(self.ledger.nodes.values(), key=lambda node: node.disk.count + node.memory.count)
-            self.tiering.shed(fullest, min(excess, 4096), now)
+            most = 32 * self.settings.operations_per_node - len(fullest.operations)  # more could be overdue
+            self.tiering.shed(fullest, min(excess, max(0, most)), now)
 
     def expire(self, now: int) -> None:
         """End every ticket and lease whose deadline has passed, as if its holder were dead."""

@@ -42,7 +42,6 @@ def run_manager(settings: ManagerSettings) -> None:
     store = make_store(settings.metadata_url.get_secret_value())
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(settings, secrets, credentials, store))
-    exit_in_time()
 
 
 async def serve(
@@ -59,6 +58,7 @@ async def serve(
         ConfigurationError: an address is taken.
     """
     loop = asyncio.get_running_loop()
+    by_signal = stop is None
     if stop is None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -102,6 +102,8 @@ async def serve(
             ready(addresses)
         await stop.wait()
         _log.info("stopping")
+        if by_signal:
+            exit_in_time()  # a thread may hang in a file system that does not answer
 
 
 async def recall(settings: ManagerSettings, store: MetadataStore) -> tuple[int, Remembered, bool]:
@@ -129,7 +131,7 @@ def tune_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 5, 1_000_000_000)
+    gc.set_threshold(5_000, 4, 1_000_000_000)
 
 
 def bind_endpoint(endpoint: str) -> socket.socket:

@@ -63,8 +63,8 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """Keys that wait to be written."""
-        return len(self._entries) + len(self._read)
+        """Keys that wait to be written; uses by readers, which wait on purpose, not counted."""
+        return len(self._entries)
 
     # From the manager; each returns at once
 
