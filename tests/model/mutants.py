@@ -94,7 +94,7 @@ def slot_granted_on_a_drained_node(patch: pytest.MonkeyPatch) -> None:
 
 def no_incarnation_check(patch: pytest.MonkeyPatch) -> None:
     def whoever_has_the_number(self: Membership, number: int, incarnation: int) -> CacheNode | None:
-        return self.ledger.nodes.get(number) if incarnation else None  # 0: the node has not registered
+        return self.ledger.nodes.get(number)
 
     patch.setattr(Membership, "present", whoever_has_the_number)
 
@@ -175,7 +175,7 @@ MUTANTS = [
     Mutant("lease ignored by drain", lease_ignored_by_drain, DRAIN, "a Drained node has no grant"),
     Mutant("slot granted on a Drained node", slot_granted_on_a_drained_node, DRAIN, "a Drained node has no grant"),
     Mutant("no incarnation check", no_incarnation_check,
-           Scope("crash", fresh_crashes=1, returns=1, horizon_ms=3), "a load returns"),
+           Scope("crash", fresh_crashes=1, returns=2, horizon_ms=1), "lies whole in its slot"),
     Mutant("former life not fenced", former_life_not_fenced,
            Scope("return", returns=1, horizon_ms=3), "lies whole in its slot"),
     Mutant("expired lease not fenced", expired_lease_not_fenced,

@@ -104,6 +104,7 @@ class World:
         self.directory = Directory(scope.settings, 0)
         self.slot: Bytes = (None, None, None)
         self.memory = 0
+        self.memories: dict[int, int] = {}  # by incarnation: which life of the memory it is about
         self.files: dict[int, Bytes] = {}
         self.clients: list[Writing | Reading | None] = [None, None]
         self.commands: list[DiskWork] = []
@@ -121,7 +122,8 @@ class World:
     @property
     def node(self) -> CacheNode | None:
         """The record of the node's present life, if the manager and the node agree on it."""
-        return self.directory.members.present(NODE, self.incarnation)
+        node = self.directory.ledger.nodes.get(NODE)
+        return node if node is not None and node.incarnation == self.incarnation else None
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Equal for worlds that have the same future."""
@@ -262,7 +264,8 @@ class World:
             there |= {client.value for client in self.clients if isinstance(client, Writing)}
             value = next((key, store) for store in range(99) if (key, store) not in there)
             last_ms = self.now + scope.settings.write_ticket_ms - 1 + LATE_MS
-            self.clients[place] = Writing(granted.number, value, self.memory, last_ms)
+            memory = self.memories[granted.entries[0].node.incarnation]
+            self.clients[place] = Writing(granted.number, value, memory, last_ms)
         return outcome.name
 
     def _land(self, scope: Scope, place: int) -> str:
@@ -293,7 +296,8 @@ class World:
             entry = granted.entries[0]
             require(entry.key == KEYS[key] and entry.offset_bytes == 0, "a lease names the extent")
             last_ms = self.now + scope.settings.read_lease_ms - 1 + (0 if scope.prompt_readers else LATE_MS)
-            self.clients[place] = Reading(granted.number, value_of(key, entry.checksum), self.memory, last_ms)
+            memory = self.memories[entry.node.incarnation]  # a slab server refuses grants of other incarnations
+            self.clients[place] = Reading(granted.number, value_of(key, entry.checksum), memory, last_ms)
         return outcome.name
 
     def _report_damaged(self, scope: Scope, place: int) -> None:
@@ -387,6 +391,7 @@ class World:
         last = 0 if fresh else self.last_incarnation
         node = self.directory.members.join("n", last, STRIDE_BYTES, STRIDE_BYTES, fresh, self.now)
         self.incarnation = self.last_incarnation = node.incarnation
+        self.memories[node.incarnation] = self.memory
         self.attached, self.unaccounted = False, 2
         header = self.slot[0]
         writers = [client for client in self.clients if isinstance(client, Writing) and client.memory == self.memory]
