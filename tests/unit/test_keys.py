@@ -109,7 +109,7 @@ def test_a_bad_field_is_named(field: str, value: object) -> None:
 
 def test_joined_keys_split_again() -> None:
     keys = chunk_keys(NAMESPACE, range(6))
-    assert split_keys(join_keys(keys)) == keys
+    assert list(split_keys(join_keys(keys))) == keys
     assert short(keys[0]) == keys[0].hex()[:12]
     with pytest.raises(ConfigurationError, match="33 bytes"):
         split_keys(b"x" * 33)

@@ -17,9 +17,9 @@ from polarkv_dataplane.manager.records.model import CacheNode, Entry, Lease, Set
 from polarkv_dataplane.manager.records.ring import Ring
 
 # By state: where a lookup finds an entry. Writing and Purging are not visible.
-_TIER_BY_STATE = [
-    Tier.NONE, Tier.NONE, Tier.MEMORY, Tier.MEMORY, Tier.MEMORY, Tier.DISK, Tier.DISK, Tier.NONE,
-]  # fmt: skip
+_TIER_BY_STATE = bytes(
+    [Tier.NONE, Tier.NONE, Tier.MEMORY, Tier.MEMORY, Tier.MEMORY, Tier.DISK, Tier.DISK, Tier.NONE]
+).ljust(256, b"\0")
 
 
 class Granted(NamedTuple):
@@ -45,19 +45,19 @@ class Directory:
 
     def match_prefix(self, keys: Sequence[bytes]) -> bytes:
         """The tier of each key up to the first that is not there. Takes no lock and renews none."""
-        tiers = bytearray()
-        get = self.ledger.entries.get
-        for key in keys:
-            entry = get(key)
-            tier = _tier(entry)
-            if not tier:
+        tiers = b""
+        for start in range(0, len(keys), 64):
+            tiers += self.exists(keys[start : start + 64])
+            if 0 in tiers:
                 break
-            tiers.append(tier)
-        return bytes(tiers)
+        return tiers.partition(b"\0")[0]
 
     def exists(self, keys: Sequence[bytes]) -> bytes:
         """The tier of each key (0: not there). Takes no lock and renews none."""
-        return bytes(map(_tier, map(self.ledger.entries.get, keys)))
+        found = map(self.ledger.entries.get, keys)
+        if all(node.serving for node in self.ledger.nodes.values()):  # a third of the time
+            return bytes([0 if entry is None else entry.state or 0 for entry in found]).translate(_TIER_BY_STATE)
+        return bytes(map(_tier, found))
 
     def begin_store(self, keys: Sequence[bytes], lengths: Sequence[int], tenant: Tenant, now: int) -> Granted:
         """Reserve a slot for each key that is not there yet; the second writer of a key gets EXISTS or IN_PROGRESS."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from struct import Struct
 from typing import TYPE_CHECKING
 
 from polarkv_client import errors
@@ -220,7 +218,7 @@ class Session:
         if count > self._most_keys:
             fix = f"split the batch: at most {self._most_keys} a call"
             raise errors.ConfigurationError("keys", f"{count} keys", fix)
-        return _splitter(count).unpack(blob) if count <= 1024 else split_keys(blob)
+        return split_keys(blob)
 
     def _found(self, tiers: bytes) -> Outcomes:
         counts = self.manager.counts.counts
@@ -296,9 +294,3 @@ def open_session(manager: Manager, peer: Peer, request_id: int, body: bytes) -> 
             max_payload_bytes=MAX_PAYLOAD_BYTES,
         ),
     )
-
-
-@lru_cache(maxsize=256)
-def _splitter(count: int) -> Struct:
-    """Cuts a run of keys in one call."""
-    return Struct(f"{KEY_BYTES}s" * count)
