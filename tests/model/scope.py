@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from polarkv_dataplane.manager.records.model import Settings
 
+STILL = -1  # a horizon: the clock does not move
 LATE_MS = 1  # a one-sided access that began in time lands at most this late; quarantine exceeds it
 
 TINY = Settings(
@@ -25,6 +26,7 @@ class Scope:
     ordered_disk: bool = True  # the disk server keeps the order of one key's commands
     fresh_crashes: int = 0  # the node dies, and its memory with it
     returns: int = 0  # the node registers again, after a crash, a loss, or just so
+    unprompted: bool = True  # … just so; else only after a crash or a loss
     restarts: int = 0  # the manager dies
     failures: int = 0  # the disk server fails a command
     echoes: int = 0  # an answer is delivered twice

@@ -7,7 +7,7 @@ writers of a former life are still at work.
 
 import pytest
 
-from tests.model.scope import Scope
+from tests.model.scope import STILL, Scope
 from tests.model.search import search
 
 BOTH = ("Flush", "Discard")
@@ -19,16 +19,18 @@ FAST = [
 DEEP = [
     Scope("readers that are late", prompt_readers=False),
     Scope("room for both keys on disk", files=2, horizon_ms=5),
-    Scope("drains, again and again", drains=BOTH, drain_budget=2, horizon_ms=3),
+    Scope("drains, again and again", drains=BOTH, drain_budget=2, horizon_ms=2),
     Scope("a disk that fails", failures=1, horizon_ms=3),
     Scope("a disk that repeats itself", echoes=1, horizon_ms=3),
     Scope("an admin at work", admin=True, horizon_ms=2),
     Scope("pins and prefetches", prefetch=True, pins=1, horizon_ms=2),
     Scope("a disk that reorders", ordered_disk=False, admin=True, horizon_ms=3),
-    Scope("the node dies", fresh_crashes=1, returns=1, horizon_ms=3),
-    Scope("the node comes back with its memory", returns=1, prompt_readers=False, horizon_ms=4),
-    Scope("the manager dies", restarts=1, returns=1, horizon_ms=4),
-    Scope("the manager dies, checksums", checksums=True, restarts=1, returns=1, horizon_ms=3),
+    Scope("the node dies", fresh_crashes=1, returns=1, unprompted=False, horizon_ms=STILL),
+    Scope("the node dies, and has no disk", fresh_crashes=1, returns=1, unprompted=False, files=0, horizon_ms=3),
+    Scope("the node comes back with its memory", returns=1, prompt_readers=False, horizon_ms=2),
+    Scope("the node comes back, and has no disk", returns=1, files=0, prompt_readers=False, horizon_ms=5),
+    Scope("the manager dies", restarts=1, returns=1, horizon_ms=1),
+    Scope("the manager dies, checksums", checksums=True, restarts=1, returns=1, horizon_ms=1),
 ]
 
 

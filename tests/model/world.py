@@ -114,7 +114,7 @@ class World:
         self.last_incarnation = 0
         self.fresh = True
         self.attached = False
-        self.ghosts: set[int] = set()  # keys that a stale inventory named: their files are gone
+        self.ghosts: set[int] = set()  # keys that a stale inventory named: their files are gone, or about to go
         self.unaccounted = 0  # 2: files lie on disk that were not reported; 1: a command from that time is left
         self.budget = [scope.fresh_crashes, 1 + scope.returns, scope.restarts, scope.failures, scope.echoes,
                        scope.drain_budget if scope.drains else 0, scope.pins]  # fmt: skip
@@ -217,7 +217,7 @@ class World:
             found.append(("restart disk",))
         if self.budget[0]:
             found.append(("crash",))
-        if self.budget[1] and node is not None:
+        if self.budget[1] and node is not None and scope.unprompted:
             found.append(("return",))
         if self.budget[2]:
             found.append(("restart",))
@@ -378,7 +378,8 @@ class World:
         if report.role == "memory":
             self.directory.members.prove_memory(node, report.items, True, self.now)
         else:
-            self.ghosts |= {item.key[0] for item in report.items} - self.files.keys()
+            doomed = {command.key[0] for command in self.commands if not command.operation}
+            self.ghosts |= {item.key[0] for item in report.items} - (self.files.keys() - doomed)
             self.directory.members.prove_disk(node, report.items, self.now)
             if report.incarnation == self.incarnation:
                 self.unaccounted = 1
