@@ -74,4 +74,7 @@ def wrong_books(world: World, stats: dict[str, Any]) -> dict[str, Any]:
         for tier, listed in (("memory", memory[node["name"]]), ("disk", disk[node["name"]])):
             if not listed == node[f"{tier}_used_bytes"] <= node[f"{tier}_bytes"]:
                 found[f"{node['name']} {tier}"] = (listed, node)
+        slots = node["memory_used_bytes"] + node["memory_free_bytes"] + node["memory_quarantined_bytes"]
+        if slots != node["memory_usable_bytes"]:
+            found[f"{node['name']} slots"] = (slots, node)
     return found

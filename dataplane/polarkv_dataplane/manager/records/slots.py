@@ -103,6 +103,15 @@ class SlotPool:
         self.open.get(slab.stride_bytes, {}).pop(slab.base_bytes, None)
         self._bare_if_empty(slab)
 
+    def free_bytes(self) -> int:
+        """Bytes of free slots and of slabs that have none yet."""
+        slots = sum(len(slab.free) * slab.stride_bytes for slab in self.slabs.values())
+        return slots + len(self.bare) * self.slab_bytes
+
+    def quarantined_bytes(self) -> int:
+        """Bytes of slots that rest. With used and free ones: all usable bytes."""
+        return sum(self.slab_of(offset_bytes).stride_bytes for _, offset_bytes in self.quarantined)
+
     def entries(self) -> Iterator[Entry]:
         """Every entry with an extent here."""
         for slab in self.slabs.values():

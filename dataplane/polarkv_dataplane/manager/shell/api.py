@@ -40,6 +40,9 @@ class NodeView(Model):
     host_id: str
     memory_bytes: int
     memory_used_bytes: int = Field(description="Slots that hold an entry, as carved.")
+    memory_free_bytes: int = Field(description="Free slots, and slabs without slots.")
+    memory_quarantined_bytes: int = Field(description="Slots at rest; used, free and quarantined are all usable.")
+    memory_usable_bytes: int = Field(description="All memory but what slots leave over in their slabs.")
     memory_entries: int
     disk_bytes: int
     disk_used_bytes: int = Field(description="Files that exist, are written or are deleted, as allocated.")
