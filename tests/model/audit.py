@@ -12,6 +12,7 @@ from polarkv_dataplane.manager.core.ledger import DIRTY, USES_DISK
 from polarkv_dataplane.manager.records.effects import Work
 from polarkv_dataplane.manager.records.model import CacheNode, Entry
 
+PASSING = frozenset({S.WRITING, S.OFFLOADING, S.LOADING, S.PURGING})
 WORK_BY_STATE = {S.OFFLOADING: Work.OFFLOAD, S.LOADING: Work.LOAD, S.PURGING: Work.PURGE}
 
 
@@ -131,3 +132,16 @@ def _audit_slots(node: CacheNode, holders: list[Entry]) -> None:
     wasted = sum(pool.slab_bytes % slab.stride_bytes for slab in pool.slabs.values())
     require(pool.usable_bytes == pool.memory_bytes - wasted, "usable bytes are what slots can take", pool.usable_bytes)
     require(pool.used_bytes == sum(entry.stride_bytes for entry in holders), "used bytes are those of extents")
+
+
+def settles(directory: Directory, now: int, longest_ms: int, step_ms: int = 1) -> bool:
+    """With every client and disk server silent: does everything that waits end by itself? Spends ``directory``."""
+    for later in range(now + step_ms, now + longest_ms, step_ms):
+        for node in directory.ledger.nodes.values():
+            directory.members.heard(node, later)
+        directory.tick(later)
+        waiting = any(entry.state in PASSING for entry in directory.ledger.entries.values())
+        quarantined = any(node.pool.quarantined for node in directory.ledger.nodes.values())
+        if not (waiting or quarantined or directory.tickets or directory.leases):
+            return True
+    return False

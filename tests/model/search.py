@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tests.model.audit import Violation, audit, require
+from tests.model.audit import Violation, audit, require, settles
 from tests.model.copying import copy_of
 from tests.model.scope import Scope
-from tests.model.world import Action, World, settles
+from tests.model.world import Action, World
 
 LONGEST_MS = 20  # of TINY: tickets and leases, then quarantine, then an operation that is never answered, twice
 

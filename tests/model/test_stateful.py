@@ -18,9 +18,8 @@ from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.directory import Directory, Granted
 from polarkv_dataplane.manager.records.effects import DiskWork
 from polarkv_dataplane.manager.records.model import LruList, Settings
-from tests.model.audit import audit
+from tests.model.audit import audit, settles
 from tests.model.scenario import key
-from tests.model.world import settles
 
 KEYS = [key(f"chunk {number}") for number in range(14)]
 LENGTHS = [4000, 8000, 16000]  # three size classes

@@ -10,7 +10,7 @@ is a step of its own. A client that dies is one that never moves again.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from polarkv_client.protocol.messages import InventoryItem, OperationResult
 from polarkv_client.states import HAS_DISK, READABLE, CommitOutcome, DrainMode, NodeState, ReadOutcome, StoreOutcome
@@ -20,79 +20,18 @@ from polarkv_dataplane.manager.core.ledger import USES_DISK
 from polarkv_dataplane.manager.records.effects import DiskWork, Work
 from polarkv_dataplane.manager.records.model import CacheNode
 from tests.model.audit import require
-from tests.model.copying import ATOMIC, Renaming, fingerprint, left
+from tests.model.copying import Renaming, fingerprint, left
+from tests.model.physical import Answer, Bytes, Reading, Report, Value, Writing, checksum_of, value_of, whole
 from tests.model.scope import LATE_MS, Scope
 
 KEYS = (b"\x00" * 32, b"\x01" * 32)
 LENGTH_BYTES = 4000
 STRIDE_BYTES = 4096
 NODE = 1
-PASSING = frozenset({S.WRITING, S.OFFLOADING, S.LOADING, S.PURGING})
 NUMBERS_A_LIFE = 1_000_000  # no two lives of a manager share a number
 
-Value = tuple[int, int]  # key, and which store of it
-Bytes = tuple[Value | None, Value | None, Value | None]  # header, first half, second half
 Action = tuple[Any, ...]
 Order = tuple[int, int]  # the name of each key: which of two is called first never matters
-
-
-class Writing(NamedTuple):
-    """A client that stores. ``landed`` counts its halves in the slot; they land until ``last_ms``, also after an abort.
-
-    It begins a half only before its deadline by its own clock, and what it began lands at most LATE_MS later.
-    """
-
-    ticket: int
-    value: Value
-    memory: int  # which life of the memory it has mapped
-    last_ms: int
-    landed: int = 0
-    aborted: bool = False
-
-
-class Reading(NamedTuple):
-    """A client that loads. It may copy any byte of its extent at any moment until ``last_ms``: all must be right."""
-
-    lease: int
-    value: Value
-    memory: int
-    last_ms: int
-    released: bool = False  # not clean: a transfer may still be running
-
-
-class Answer(NamedTuple):
-    """A disk server's answer on its way."""
-
-    incarnation: int
-    operation: int
-    result: OperationResult
-    key: int
-
-
-class Report(NamedTuple):
-    """An inventory on its way."""
-
-    role: str
-    incarnation: int
-    items: tuple[InventoryItem, ...]
-
-
-ATOMIC.update({Writing, Reading, Answer, Report})  # never changed, so never copied
-
-
-def checksum_of(value: Value) -> int:
-    """No two values share one."""
-    return 10 * value[0] + value[1] + 1
-
-
-def value_of(key: int, checksum: int) -> Value:
-    """The opposite of ``checksum_of``, for a key."""
-    return key, checksum - 1 - 10 * key
-
-
-def whole(found: Bytes, value: Value) -> bool:
-    """Does a slot or file hold this chunk, all of it? With checksums, it is what readers and disk servers verify."""
-    return found == (value, value, value)
 
 
 class World:
@@ -500,16 +439,3 @@ def _renamed(found: Bytes, order: Order) -> tuple[Value | None, ...]:
 
 def _item(key: int, value: Value, offset_bytes: int) -> InventoryItem:
     return InventoryItem(KEYS[key], LENGTH_BYTES, checksum_of(value), 1, offset_bytes)
-
-
-def settles(directory: Directory, now: int, longest_ms: int, step_ms: int = 1) -> bool:
-    """With every client and disk server silent: does everything that waits end by itself? Spends ``directory``."""
-    for later in range(now + step_ms, now + longest_ms, step_ms):
-        for node in directory.ledger.nodes.values():
-            directory.members.heard(node, later)
-        directory.tick(later)
-        waiting = any(entry.state in PASSING for entry in directory.ledger.entries.values())
-        quarantined = any(node.pool.quarantined for node in directory.ledger.nodes.values())
-        if not (waiting or quarantined or directory.tickets or directory.leases):
-            return True
-    return False
