@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from polarkv_client.states import ReadOutcome
+from polarkv_client.results import Reason
+from polarkv_client.states import ReadOutcome, Tier
 from tests.local.support.invariants import settled
 from tests.local.support.oracle import Caller, Chunks
 from tests.local.support.raw import RawClient
@@ -66,6 +67,29 @@ def test_a_write_that_goes_on_after_its_ticket_never_shows(
         caller.load([0])
         assert recovers(caller, [2]) < 20
         settled(one_slot)
+
+
+def test_a_late_header_proves_nothing_to_a_manager_that_was_started_again(chunks: Chunks) -> None:
+    # The worst of lies: a valid header of one chunk over the bytes of another, found by the inventory. Nothing goes to
+    # disk by itself here: an offload, which verifies what it copies, would find it out before a reader does.
+    calm = {"offload_ahead": False, "memory_high_percent": 100}
+    with (
+        running(1, "16MiB", "256MiB", slab={"slab_bytes": SLOT_BYTES}, manager=calm) as world,
+        world.caller(chunks) as caller,
+    ):
+        late = Halted(world.cluster.connection, chunks, [0], operation="store", transport="shm", call="pwritev", nth=0)
+        try:
+            takes_the_slot(caller, 1)
+            late.go_on()
+        finally:
+            late.kill()
+        former = world.kill("manager")
+        world.started_again("manager", former)
+        wait_until(lambda: caller.client.exists(chunks.keys([0])) == [Tier.MEMORY], "the lie to be believed", 10)
+        assert caller.load([0]).chunks[0].reason is Reason.DAMAGED
+        caller.load([1])  # compared with the oracle if a file serves it
+        assert recovers(caller, [2]) < 20
+        settled(world)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,27 @@ def test_a_manager_killed_under_load_comes_back_with_what_nodes_hold(world: Worl
 
 
 @pytest.mark.timeout(150)
+def test_entries_that_only_memory_has_survive_the_manager() -> None:
+    # No file helps here: the slab servers prove what lies in their memory by its headers.
+    chunks, numbers = Chunks("memory alone", LENGTHS), list(range(ENTRIES // 2))
+    calm = {"offload_ahead": False, "memory_high_percent": 100}
+    with running(NODES, "32MiB", "128MiB", manager=calm) as world, world.caller(chunks) as caller:
+        for part in batches(numbers):
+            assert caller.store(part, deadline_ms=5000).stored == len(part)
+        before = tiers(caller, numbers)
+        assert world.stats()["disk_used_bytes"] == 0
+        former = world.kill("manager")
+        began = time.monotonic()
+        found, took_s = serves_again(caller, numbers, began)
+        world.started_again("manager", former)
+        loaded = served(caller, numbers)
+        figures("manager (memory alone)", before, found, took_s, loaded)
+        assert took_s < WITHIN_S and found >= SHARE * len(numbers)
+        assert loaded >= SHARE * len(numbers)
+        settled(world)
+
+
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("role", ["slab", "disk", "slab and disk"])
 def test_a_cache_node_restarted_with_its_directory_serves_its_files(world: World, role: str) -> None:
     chunks = Chunks("manager", LENGTHS)

@@ -111,6 +111,7 @@ class FakeManager:
 
     def carve(self, base: int, stride: int) -> None:
         """Carve a slab."""
+        self.channel("slab")  # it answers a registration before it notes it
         slab = [c for c in self.channels if c.register.role == "slab"][-1]
         slab.push(Op.CARVE, Carve(self.incarnation, base, stride))
 

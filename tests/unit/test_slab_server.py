@@ -140,15 +140,15 @@ def test_after_the_managers_restart_the_slab_proves_what_it_holds(manager: FakeM
     assert erased not in stored and uncarved not in stored
 
 
-def test_a_new_incarnation_holds_nothing(manager: FakeManager, slab: SlabServer) -> None:
+def test_a_new_incarnation_proves_the_memory_and_is_carved_anew(manager: FakeManager, slab: SlabServer) -> None:
     manager.carve(0, MIB)
     wait_until(slab._carving.slabs, "the carving")
-    store(manager, 0, 1)
+    key, _, checksum = store(manager, 0, 1)
     manager.new_incarnation_for_known = True
     manager.drop_connections()
     channel = manager.channel("slab", 2)
     wait_until(lambda: channel.inventory_complete, "the inventory")
-    assert channel.inventory == []
+    assert [(item.key, item.offset_bytes, item.checksum) for item in channel.inventory] == [(key, 0, checksum)]
     assert slab._carving.slabs() == {}
 
 

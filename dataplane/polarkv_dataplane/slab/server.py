@@ -123,11 +123,11 @@ class SlabServer:
         """Serve the new life; report what the memory holds of it."""
         life = session.life
         first = self._incarnation == 0
-        slots: Iterator[tuple[int, int]] = self._carving.slots()  # none yet in a fresh one
+        slots: Iterator[tuple[int, int]] = self._carving.slots()  # as carved until now: none in a fresh one
         if self._gate.enter(life, session.clock):
-            # The manager has forgotten all earlier grants: whoever still works by one must stop now.
+            # The manager has forgotten all earlier grants: whoever still works by one must stop now. What lies in the
+            # slots of the former life is proved to it all the same; it carves anew what it takes over.
             self._carving.clear()
-            slots = iter(())
             for server in self._servers:
                 server.close_all()
         self._incarnation = life.incarnation
