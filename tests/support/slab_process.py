@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from polarkv_client.host import host_id
 from polarkv_client.protocol.messages import NodeInfo
-from polarkv_dataplane.runtime.host import host_id
 from tests.support.fake_manager import FakeManager
 from tests.support.small_manager import Node
 from tests.support.waiting import wait_until

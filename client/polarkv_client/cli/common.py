@@ -69,9 +69,9 @@ class Session:
         Raises:
             Unavailable, DeadlineExceeded: nobody answers. Others as ``SyncClient.connect``.
         """
+        from polarkv_client.host import host_id
         from polarkv_client.manager_client import ManagerClient
         from polarkv_client.sync import SyncClient
-        from polarkv_client.transport.select import host_id
 
         config = self.settings(**flags)
         # The client would go on with misses; a person wants to know why nobody answers.

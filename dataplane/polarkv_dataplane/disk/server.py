@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from polarkv_client.errors import PolarKVError, Unauthorized, VersionMismatch
+from polarkv_client.host import host_id
 from polarkv_client.protocol.messages import DiskCommand, Op, Register
 from polarkv_client.protocol.wire import WIRE_VERSION, WIRE_VERSION_MIN, Frame, decode_body
 from polarkv_dataplane.disk.attachment import Attachment
@@ -20,7 +21,6 @@ from polarkv_dataplane.disk.settings import DiskSettings
 from polarkv_dataplane.disk.volumes import VolumeSet
 from polarkv_dataplane.runtime import secrets, stopping
 from polarkv_dataplane.runtime.counters import Counters, export
-from polarkv_dataplane.runtime.host import host_id
 from polarkv_dataplane.runtime.log import LimitedLogger
 from polarkv_dataplane.runtime.node_link import NodeLink
 from polarkv_dataplane.runtime.session import Session, report_inventory

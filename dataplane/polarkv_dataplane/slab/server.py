@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 from polarkv_client.errors import PolarKVError
+from polarkv_client.host import host_id
 from polarkv_client.protocol.messages import Carve, Op, Register
 from polarkv_client.protocol.wire import WIRE_VERSION, WIRE_VERSION_MIN, Frame, decode_body
 from polarkv_dataplane.runtime import secrets, stopping
 from polarkv_dataplane.runtime.counters import Counters, export, labelled
-from polarkv_dataplane.runtime.host import host_id
 from polarkv_dataplane.runtime.node_link import NodeLink
 from polarkv_dataplane.runtime.serving import ConnectionServer, listen_tcp, listen_unix
 from polarkv_dataplane.runtime.session import Session, report_inventory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def host_id() -> str:
-    """Return an id that every process of this machine's present boot computes alike, in containers too."""
+    """Names this machine's running kernel: equal for two processes, in containers too, if they can share memory."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
