@@ -284,7 +284,7 @@ class ReportInventory(_Message, frozen=True):
 class OperationDone(_Message, frozen=True):
     """A disk server finished a command.
 
-    ``pool`` is the memory the bytes went to or came from; ``file_bytes`` as allocated.
+    ``pool`` is the memory that ``moved_bytes`` went to or came from; ``text`` says why it failed.
     """
 
     number: int
