@@ -24,20 +24,6 @@ OK, NO_SPACE, MISSING, DAMAGED, FAILED = OperationResult
 
 
 @pytest.fixture
-def manager() -> Iterator[FakeManager]:
-    fake = FakeManager(SECRET)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def slab(manager: FakeManager, tmp_path: Path) -> Iterator[SlabServer]:
-    with slab_server(manager, tmp_path) as server:
-        wait_until(lambda: server.counters.snapshot().get("polarkv_slab_registrations_total"), "the registration")
-        yield server
-
-
-@pytest.fixture
 def disk(manager: FakeManager, slab: SlabServer, tmp_path: Path) -> Iterator[DiskServer]:
     with disk_server(manager, tmp_path) as server:
         manager.channel("disk")

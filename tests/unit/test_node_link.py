@@ -24,13 +24,6 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def manager() -> Iterator[FakeManager]:
-    fake = FakeManager(SECRET)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
 def session() -> Iterator[tuple[Session, socket.socket]]:
     near, far = socket.socketpair()
     yield Session(near, Registered(1, 3, 7, 5, 0, 50, 1000), time.monotonic()), far

@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,24 +22,10 @@ from polarkv_dataplane.runtime.stopping import Stop
 from polarkv_dataplane.runtime.stream import read_frame
 from polarkv_dataplane.slab.server import SlabServer
 from polarkv_dataplane.slab.settings import SlabSettings
-from tests.support.cache_node import MIB, SECRET, TcpClient, secret_file, slab_server, store
+from tests.support.cache_node import MIB, TcpClient, secret_file, slab_server, store
 from tests.support.fake_manager import FakeManager
 from tests.support.processes import server_process
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def manager() -> Iterator[FakeManager]:
-    fake = FakeManager(SECRET)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def slab(manager: FakeManager, tmp_path: Path) -> Iterator[SlabServer]:
-    with slab_server(manager, tmp_path) as server:
-        wait_until(lambda: server.counters.snapshot().get("polarkv_slab_registrations_total"), "the registration")
-        yield server
 
 
 def attach(path: Path, request: SlabAttach) -> tuple[SlabAttached, int, socket.socket]:

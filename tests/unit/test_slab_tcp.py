@@ -18,24 +18,9 @@ from polarkv_client.protocol.messages import Empty, Op, SlabRead, SlabWrite
 from polarkv_client.protocol.wire import HEAD, encode_frame
 from polarkv_dataplane.slab.server import SlabServer
 from polarkv_dataplane.slab.tcp import MAX_REQUEST_BYTES, PIECE_BYTES
-from tests.support.cache_node import MIB, SECRET, TcpClient, chunk, slab_server
+from tests.support.cache_node import MIB, TcpClient, chunk, slab_server
 from tests.support.fake_manager import FakeManager
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def manager() -> Iterator[FakeManager]:
-    fake = FakeManager(SECRET)
-    yield fake
-    fake.close()
-
-
-@pytest.fixture
-def slab(manager: FakeManager, tmp_path: Path) -> Iterator[SlabServer]:
-    with slab_server(manager, tmp_path) as server:
-        manager.channel("slab")
-        wait_until(lambda: server.counters.snapshot().get("polarkv_slab_registrations_total"), "the registration")
-        yield server
 
 
 @pytest.fixture
