@@ -131,7 +131,7 @@ def _count(answer: Any, name: str) -> int:
 
 
 def _items(answer: Any, name: str) -> list[dict[str, Any]]:
-    found = answer[name] if isinstance(answer, dict) else answer
+    found = answer.get(name) if isinstance(answer, dict) else None
     if not isinstance(found, list):
         raise errors.ProtocolError(f"the admin API answered without a list of {name}")
     return found

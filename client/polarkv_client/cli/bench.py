@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from polarkv_client.cli.common import Session, progress, session_options, table
-from polarkv_client.errors import ConfigurationError, PolarKVError
+from polarkv_client.cli.common import Session, parse_chunk, progress, session_options, table
+from polarkv_client.errors import PolarKVError
 from polarkv_client.keys import Namespace, chunk_keys
-from polarkv_client.layout import MAX_PAYLOAD_BYTES
 from polarkv_client.results import Stored
-from polarkv_client.settings_cli import parse_size, show_size
+from polarkv_client.settings_cli import show_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from polarkv_client.sync import SyncClient
 
 _SAMPLE_BYTES = 1 << 20
-_DEADLINE_MS = 30_000
 _MARK_BYTES = 8
 
 
@@ -48,7 +48,7 @@ class Bench:
         return {name: round(statistics.median(values), 3) if values else 0.0 for name, values in rates.items()}
 
 
-def measure(client: SyncClient, bench: Bench, rounds: int, advance: object = None) -> list[bytes]:
+def measure(client: SyncClient, bench: Bench, rounds: int, advance: Callable[[int], None]) -> list[bytes]:
     """Store and load ``rounds`` batches, comparing every byte; return the keys that were used."""
     sample = os.urandom(min(_SAMPLE_BYTES, bench.chunk_bytes))
     repeated = (sample * -(-bench.chunk_bytes // len(sample)))[: bench.chunk_bytes]
@@ -64,10 +64,10 @@ def measure(client: SyncClient, bench: Bench, rounds: int, advance: object = Non
             mark = (number * bench.batch + place).to_bytes(_MARK_BYTES, "little")[: bench.chunk_bytes]
             source[: len(mark)] = mark
         begun = time.perf_counter()
-        stored = client.store(keys, sources, _DEADLINE_MS)
+        stored = client.store(keys, sources)
         store_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        loaded = client.load(keys, targets, _DEADLINE_MS)
+        loaded = client.load(keys, targets)
         load_s = time.perf_counter() - begun
         bench.not_stored += sum(chunk.outcome is not Stored.STORED for chunk in stored.chunks)
         bench.missed += sum(not chunk.hit for chunk in loaded.chunks)
@@ -76,8 +76,7 @@ def measure(client: SyncClient, bench: Bench, rounds: int, advance: object = Non
         bench.store_gb_per_s.append(round(batch_bytes / store_s / 1e9, 3))
         bench.load_gb_per_s.append(round(batch_bytes / load_s / 1e9, 3))
         bench.load_ms.append(round(load_s * 1000, 3))
-        if callable(advance):
-            advance(2 * batch_bytes)
+        advance(2 * batch_bytes)
     bench.transports = {node.node: node.transport for node in client.status().nodes}
     return used
 
@@ -93,9 +92,7 @@ def measure(client: SyncClient, bench: Bench, rounds: int, advance: object = Non
 @session_options
 def bench(session: Session, chunk: str, batch: int, rounds: int, transport: str | None, keep: bool) -> None:
     """Store fresh chunks and load them back, comparing every byte. A quick look, not a benchmark with peers."""
-    chunk_bytes = parse_size(chunk, "--chunk")
-    if not 1 <= chunk_bytes <= MAX_PAYLOAD_BYTES:
-        raise ConfigurationError("--chunk", chunk, f"use 1B to {show_size(MAX_PAYLOAD_BYTES)}")
+    chunk_bytes = parse_chunk(chunk)
     result = Bench(chunk_bytes, batch)
     total_bytes = 2 * rounds * batch * chunk_bytes
     with (

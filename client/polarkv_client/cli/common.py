@@ -17,7 +17,8 @@ import click
 
 from polarkv_client.config import CONNECTION_FILE, ClientConfig, load_config
 from polarkv_client.errors import ConfigurationError, DeadlineExceeded, Unavailable
-from polarkv_client.settings_cli import Section, Setting, read_section
+from polarkv_client.layout import MAX_PAYLOAD_BYTES
+from polarkv_client.settings_cli import Section, Setting, parse_size, read_section, show_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +89,7 @@ class Session:
     def patient_client(self, **flags: Any) -> SyncClient:
         """As :meth:`client`, with longer waits where none are set: a person waits for it, not an inference engine."""
         patient = {"wait_for_space_ms": _WAIT_FOR_SPACE_MS, "deadline_ms": _DEADLINE_MS}
-        told = {name for name in patient if f"POLARKV_{name.upper()}" in os.environ}
+        told = self.settings(**flags).model_fields_set
         return self.client(**{name: ms for name, ms in patient.items() if name not in told}, **flags)
 
     def admin(self) -> AdminClient:
@@ -113,6 +114,18 @@ def find_connection(named: Path | None) -> Path | None:
         return Path(from_environment)
     candidates = (Path(folder).expanduser() / CONNECTION_FILE for folder in _FOLDERS)
     return next((path for path in candidates if path.exists()), None)
+
+
+def parse_chunk(text: str) -> int:
+    """Bytes of ``--chunk``.
+
+    Raises:
+        ConfigurationError: it is no size, or none that a chunk can have.
+    """
+    chunk_bytes = parse_size(text, "--chunk")
+    if not 1 <= chunk_bytes <= MAX_PAYLOAD_BYTES:
+        raise ConfigurationError("--chunk", text, f"use 1B to {show_size(MAX_PAYLOAD_BYTES)}")
+    return chunk_bytes
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,10 +76,10 @@ def _nodes_finding(nodes: list[dict[str, object]]) -> Finding:
 def doctor(session: Session, directory: Path) -> None:
     """Look at everything that PolarKV needs or can use here. Exit code 1 when something needed is missing."""
     findings = [*machine_findings(directory.expanduser().absolute()), *connection_findings(session)]
-    worst = max((list(Level).index(finding.level) for finding in findings), default=0)
-    data = {"level": str(list(Level)[worst]), "checks": [asdict(finding) for finding in findings]}
+    worst = max((finding.level for finding in findings), key=list(Level).index)
+    data = {"level": worst.value, "checks": [asdict(finding) for finding in findings]}
     session.show(data, lambda out: _render(out, findings))
-    if list(Level)[worst] is Level.FAIL:
+    if worst is Level.FAIL:
         click.get_current_context().exit(int(ExitCode.FAILED))
 
 

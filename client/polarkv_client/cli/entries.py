@@ -111,7 +111,7 @@ def _render(out: Console, entries: list[dict[str, Any]], total: int, prefix: str
         made.add_row(entry["key"], entry["state"], entry["node"], entry["tenant"], size, leases, pinned)
     out.print(made)
     begin = f" that begin with {prefix}" if prefix else ""
-    out.print(f"{len(entries)} of {total} entries{begin or ''}")
+    out.print(f"{len(entries)} of {total} entries{begin}")
 
 
 @click.command(short_help="Keep entries from eviction for a while.")
@@ -136,9 +136,7 @@ def pin(
     help="memory: memory copies that disk has too; all: the entries, memory and disk.",
 )  # fmt: skip
 @session_options
-def evict(
-    session: Session, keys: tuple[str, ...], files: tuple[str, ...], everything: bool, tier: str
-) -> None:
+def evict(session: Session, keys: tuple[str, ...], files: tuple[str, ...], everything: bool, tier: str) -> None:
     """Evict entries now. KEY is a whole key in hex, or how keys begin."""
     with session.admin() as admin:
         done = admin.evict(_selected(session, admin, keys, files, everything), purge=tier == "all")

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from polarkv_client.cli.common import Session, progress, session_options, table
+from polarkv_client.cli.common import Session, parse_chunk, progress, session_options, table
 from polarkv_client.errors import ConfigurationError, PolarKVError
 from polarkv_client.keys import Namespace, chunk_keys
-from polarkv_client.layout import HEADER_BYTES, MAX_PAYLOAD_BYTES
+from polarkv_client.layout import HEADER_BYTES
 from polarkv_client.results import Stored
-from polarkv_client.settings_cli import parse_size, show_size
+from polarkv_client.settings_cli import show_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from polarkv_client.sync import SyncClient
 
 NOTE_BYTES = 4096 - HEADER_BYTES  # with its header it fills one slot of the smallest size class
-DEFAULT_CHUNK_BYTES = 4 << 20
 _BATCH_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
-_DEADLINE_MS = 30_000
 Advance = Callable[[int], None]
 
 
@@ -94,7 +92,7 @@ def note_key(name: str) -> bytes:
 def load_note(client: SyncClient, name: str) -> Note | None:
     """What is stored under a name; None when nothing is."""
     raw = bytearray(NOTE_BYTES)
-    found = client.load([note_key(name)], [raw], _DEADLINE_MS).chunks[0]
+    found = client.load([note_key(name)], [raw]).chunks[0]
     if not found.hit:
         return None
     try:
@@ -144,7 +142,7 @@ def store_file(client: SyncClient, path: Path, name: str, note: Note, advance: A
                     raise PolarKVError(f"{path} became shorter while it was read: try again")
                 digest.update(view)
             begun = time.perf_counter()
-            chunks = client.store(keys, views, _DEADLINE_MS).chunks
+            chunks = client.store(keys, views).chunks
             seconds += time.perf_counter() - begun
             for chunk in chunks:
                 outcomes[chunk.outcome.value] += 1
@@ -154,7 +152,7 @@ def store_file(client: SyncClient, path: Path, name: str, note: Note, advance: A
             advance(sum(lengths))
     if digest.hexdigest() != note.sha256:
         raise PolarKVError(f"{path} changed while it was read: try again")
-    said = client.store([note_key(name)], [note.pack()], _DEADLINE_MS).chunks[0]
+    said = client.store([note_key(name)], [note.pack()]).chunks[0]
     if said.outcome not in {Stored.STORED, Stored.EXISTS}:
         raise PolarKVError(f"the note of {name!r} was not stored: {said.outcome.value} ({said.detail or said.reason})")
     report.seconds = seconds
@@ -177,7 +175,7 @@ def load_file(client: SyncClient, name: str, target: BinaryIO, note: Note, advan
     for keys, lengths in batches(note, name):
         views = [memoryview(buffer)[:length] for buffer, length in zip(buffers, lengths, strict=False)]
         begun = time.perf_counter()
-        chunks = client.load(keys, views, _DEADLINE_MS).chunks
+        chunks = client.load(keys, views).chunks
         seconds += time.perf_counter() - begun
         for chunk in chunks:
             outcomes[chunk.tier.name.lower() if chunk.hit else f"miss: {chunk.reason.value}"] += 1
@@ -222,9 +220,7 @@ def _show(session: Session, report: Report, verb: str) -> None:
 def put(session: Session, path: Path, name: str | None, chunk: str, replace: bool) -> None:
     """Cut the file PATH into chunks and store them. It can be evicted at any time: the cache is no file system."""
     name = name or path.name
-    chunk_bytes = parse_size(chunk, "--chunk")
-    if not 1 <= chunk_bytes <= MAX_PAYLOAD_BYTES:
-        raise ConfigurationError("--chunk", chunk, f"use 1B to {show_size(MAX_PAYLOAD_BYTES)}")
+    chunk_bytes = parse_chunk(chunk)
     size_bytes = path.stat().st_size
     with session.patient_client() as client, progress(f"put {name}", 2 * size_bytes, quiet=session.as_json) as advance:
         sha256, size_bytes = digest_of(path, advance)

@@ -19,7 +19,7 @@ from polarkv_client import errors
 DISTRIBUTION = "polarkv-cluster"
 ENTRY_POINT_GROUP = "polarkv.commands"
 _HERE = "polarkv_client.cli"
-# Name, where it is, and what `polarkv --help` says of it without importing it.
+# By name, where it is: imported only when it is asked for, as some imports take longer than most subcommands.
 BUILT_IN = {
     "status": f"{_HERE}.status:status",
     "top": f"{_HERE}.status:top",

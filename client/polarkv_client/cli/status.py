@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +168,7 @@ def top(session: Session, interval: float, count: int) -> None:
         from rich.live import Live
 
         with Live(console=console(), auto_refresh=False, screen=console().is_terminal) as live:
-            shown = 0
-            while not count or shown < count:
+            for _ in _ticks(interval, count):
                 try:
                     now = sample(admin)
                     live.update(_screen(session, now, earlier), refresh=True)
@@ -176,9 +178,15 @@ def top(session: Session, interval: float, count: int) -> None:
                     live.update(f"[red]{error}[/]", refresh=True)
                     if count:
                         raise
-                shown += 1
-                if not count or shown < count:
-                    time.sleep(interval)
+
+
+def _ticks(interval_s: float, count: int) -> Iterator[None]:
+    """``count`` times, or without end when it is 0, with a pause in between."""
+    for done in itertools.count(1):
+        yield
+        if done == count:
+            return
+        time.sleep(interval_s)
 
 
 def _screen(session: Session, now: Sample, earlier: Sample | None) -> RenderableType:
@@ -192,15 +200,9 @@ def _screen(session: Session, now: Sample, earlier: Sample | None) -> Renderable
 
 
 def _stream(session: Session, admin: AdminClient, interval: float, count: int) -> None:
-    import json
-
     earlier: Sample | None = None
-    shown = 0
-    while not count or shown < count:
+    for _ in _ticks(interval, count):
         now = sample(admin)
         data = {"healthy": now.healthy, "nodes": now.nodes, "hit_rates": now.hit_rates(earlier), "stats": now.stats}
         click.echo(json.dumps(data))
         earlier = now
-        shown += 1
-        if not count or shown < count:
-            time.sleep(interval)

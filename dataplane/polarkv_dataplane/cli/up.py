@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -64,7 +65,7 @@ def up(config: Path | None, as_json: bool, log_level: str, detach: bool, **flags
 
 
 @contextlib.contextmanager
-def _signals_as_interrupts() -> Any:
+def _signals_as_interrupts() -> Iterator[None]:
     """SIGTERM and SIGHUP end the wait as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

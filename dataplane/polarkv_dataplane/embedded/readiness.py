@@ -24,7 +24,7 @@ def not_active(admin: str, admin_token: str, wanted: set[str]) -> str:
         body = answer.read(1 << 22)
         if answer.status != http.client.OK:
             return f"the manager answers with status {answer.status}"
-        states = {str(node["name"]): str(node["state"]) for node in _nodes(json.loads(body))}
+        states = {str(node["name"]): str(node["state"]) for node in json.loads(body)["nodes"]}
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
         return f"the manager does not answer: {error}"
     finally:
@@ -34,11 +34,3 @@ def not_active(admin: str, admin_token: str, wanted: set[str]) -> str:
         f"{name} is {states.get(name, 'not registered')}" for name in sorted(wanted) if states.get(name) not in there
     ]
     return ", ".join(missing)
-
-
-def _nodes(body: object) -> list[dict[str, object]]:
-    if isinstance(body, dict):
-        body = body["nodes"]
-    if not isinstance(body, list):
-        raise ValueError("no list of nodes")
-    return body
