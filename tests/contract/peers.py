@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -103,7 +104,7 @@ def replace_checksum(extent: Extent, checksum: int) -> Extent:
     return Extent(extent.index, extent.key, extent.offset_bytes, extent.length_bytes, checksum)
 
 
-def picks(extents: list[Extent], buffers: list[object]) -> list[Pick]:
+def picks(extents: list[Extent], buffers: Sequence[Any]) -> list[Pick]:
     """All extents of a grant, with one buffer or scatter list each."""
     made = []
     for place, (extent, buffer) in enumerate(zip(extents, buffers, strict=True)):

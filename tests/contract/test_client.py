@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_scatter_lists(client: SyncClient) -> None:
 
 
 def test_batches_are_cut_and_every_byte_arrives(manager: SmallManager, kind: str) -> None:
-    settings = {"inflight_bytes": 1 << 20, "batch_keys": 3, "threads": 2}
+    settings: dict[str, Any] = {"inflight_bytes": 1 << 20, "batch_keys": 3, "threads": 2}
     with SyncClient.connect(endpoint=manager.endpoint, transport=kind, **settings) as client:
         keys, payloads, targets = chunks(40)
         assert client.store(keys, payloads).stored == 40
@@ -288,7 +289,7 @@ def check_misses(manager: SmallManager, monkeypatch: pytest.MonkeyPatch, where: 
         assert all(chunk.reason is not Reason.NONE for chunk in loaded.chunks)
         assert all(chunk.reason is not Reason.NONE for chunk in stored.chunks)
         if type(error) in KINDS_OF_ERROR:
-            assert len({chunk.reason for chunk in [*loaded.chunks, *stored.chunks]}) == 1
+            assert len({chunk.reason for chunk in loaded.chunks} | {chunk.reason for chunk in stored.chunks}) == 1
 
 
 OPERATIONS: list[Callable[[SyncClient], object]] = [
@@ -316,7 +317,8 @@ def test_a_hanging_manager_costs_the_deadline(manager: SmallManager, operation: 
 def test_no_manager_is_misses_until_there_is_one(slab: SlabProcess, operation: Callable[[SyncClient], object]) -> None:
     gone = SmallManager()
     gone.close()
-    settings = {"deadline_ms": 500, "breaker_failures": 1, "breaker_first_ms": 10, "breaker_longest_ms": 50}
+    settings: dict[str, Any] = {"deadline_ms": 500, "breaker_failures": 1}
+    settings |= {"breaker_first_ms": 10, "breaker_longest_ms": 50}
     with SyncClient.connect(endpoint=gone.endpoint, **settings) as client:
         with in_time(0.5):
             assert not operation(client)
@@ -361,7 +363,8 @@ def test_bad_arguments_are_named(manager: SmallManager, call: Callable[[SyncClie
 
 
 def test_nothing_asked_is_nothing_done(manager: SmallManager, client: SyncClient) -> None:
-    assert client.load([], []).chunks == client.store([], []).chunks == []
+    assert client.load([], []).chunks == []
+    assert client.store([], []).chunks == []
     assert client.exists([]) == client.match_prefix([]) == []
     assert client.load_kv(NAMESPACE, [1, 2, 3], []).tokens_loaded == 0
 

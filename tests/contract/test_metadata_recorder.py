@@ -84,7 +84,8 @@ def test_the_next_life_recalls_pins_recency_numbers_and_quotas(tmp_path: Path, u
         assert client.exists(*keys) == [0] * 4  # nothing is believed that no node proves
         view = next(t for t in http.get("/v1/tenants").json()["tenants"] if t["name"] == "b")
         assert (view["quota_bytes"], view["quota_from"]) == (12345, "admin")
-        sizes = {"memory_bytes": 65536, "slab_bytes": 65536, "disk_bytes": 5 * 4096}  # sixteen slots, five files
+        # Sixteen slots, five files.
+        sizes: dict[str, Any] = {"memory_bytes": 65536, "slab_bytes": 65536, "disk_bytes": 5 * 4096}
         with FakeNode(manager.unix, "n1", disk=files(0, 1, 3), auto=None, **sizes) as node:
             assert (node.slab.registered.number, node.slab.registered.incarnation) == (2, 2)
             pinned = f"/v1/entries/{keys[3].hex()}"

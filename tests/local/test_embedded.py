@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +26,7 @@ from tests.support.waiting import wait_until
 
 # Several processes start in each, perhaps on a busy machine.
 pytestmark = pytest.mark.timeout(180)
-SIZES = {"memory": "16MiB", "disk": "64MiB"}
+SIZES: dict[str, Any] = {"memory": "16MiB", "disk": "64MiB"}
 KEYS = chunk_keys(Namespace(model_id="embedded", chunk_tokens=1), range(8))
 CHUNK_BYTES = 100_000
 

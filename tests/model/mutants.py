@@ -103,8 +103,8 @@ def former_life_not_fenced(patch: pytest.MonkeyPatch) -> None:
     join = Membership.join
 
     def join_as_fresh(self: Membership, *what: Any) -> CacheNode:
-        *registration, _fresh, now = what
-        return join(self, *registration, True, now)
+        name, incarnation, memory_bytes, slab_bytes, _fresh, now = what
+        return join(self, name, incarnation, memory_bytes, slab_bytes, True, now)
 
     patch.setattr(Membership, "join", join_as_fresh)
 

@@ -17,7 +17,7 @@ from polarkv_client.states import CommitOutcome, DrainMode, NodeState, ReadOutco
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.directory import Directory, Granted
 from polarkv_dataplane.manager.records.effects import DiskWork
-from polarkv_dataplane.manager.records.model import LruList, Settings
+from polarkv_dataplane.manager.records.model import CacheNode, LruList, Settings
 from tests.model.audit import audit, settles
 from tests.model.scenario import key
 
@@ -47,7 +47,7 @@ class Cluster(RuleBasedStateMachine):
             self.join(name, True)
 
     @property
-    def nodes(self) -> list:
+    def nodes(self) -> list[CacheNode]:
         return list(self.directory.ledger.nodes.values())
 
     def join(self, name: str, fresh: bool) -> None:
@@ -161,7 +161,9 @@ class Cluster(RuleBasedStateMachine):
         kept = self.directory.pin(wanted, self.now + span_ms if span_ms else 0, self.now)
         for one, done in zip(wanted, kept, strict=True):
             entry = self.directory.ledger.entries.get(one)
-            assert not done or entry.pinned_until_ms == (self.now + span_ms if span_ms else 0)
+            if done:
+                assert entry is not None
+                assert entry.pinned_until_ms == (self.now + span_ms if span_ms else 0)
         limit = sum(node.disk_bytes for node in self.nodes) // 2
         assert self.directory.ledger.pins.bytes <= max(limit, 0) or not any(kept)
 

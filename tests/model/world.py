@@ -15,10 +15,10 @@ from typing import Any
 from polarkv_client.protocol.messages import InventoryItem, OperationResult
 from polarkv_client.states import HAS_DISK, READABLE, CommitOutcome, DrainMode, NodeState, ReadOutcome, StoreOutcome
 from polarkv_client.states import EntryState as S
-from polarkv_dataplane.manager.core.directory import Directory
+from polarkv_dataplane.manager.core.directory import Directory, Granted
 from polarkv_dataplane.manager.core.ledger import USES_DISK
 from polarkv_dataplane.manager.records.effects import DiskWork, Work
-from polarkv_dataplane.manager.records.model import CacheNode
+from polarkv_dataplane.manager.records.model import CacheNode, Entry
 from tests.model.audit import require
 from tests.model.copying import Renaming, fingerprint, left
 from tests.model.physical import Answer, Bytes, Reading, Report, Value, Writing, checksum_of, value_of, whole
@@ -63,6 +63,22 @@ class World:
         """The record of the node's present life, if the manager and the node agree on it."""
         node = self.directory.ledger.nodes.get(NODE)
         return node if node is not None and node.incarnation == self.incarnation else None
+
+    @property
+    def present(self) -> CacheNode:
+        """As :attr:`node`, where a step is only possible while there is one."""
+        assert self.node is not None
+        return self.node
+
+    def _writing(self, place: int) -> Writing:
+        client = self.clients[place]
+        assert isinstance(client, Writing)
+        return client
+
+    def _reading(self, place: int) -> Reading:
+        client = self.clients[place]
+        assert isinstance(client, Reading)
+        return client
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Equal for worlds that have the same future."""
@@ -203,12 +219,12 @@ class World:
             there |= {client.value for client in self.clients if isinstance(client, Writing)}
             value = next((key, store) for store in range(99) if (key, store) not in there)
             last_ms = self.now + scope.settings.write_ticket_ms - 1 + LATE_MS
-            memory = self.memories[granted.entries[0].node.incarnation]
+            memory = self.memories[_entry(granted).node.incarnation]
             self.clients[place] = Writing(granted.number, value, memory, last_ms)
         return outcome.name
 
     def _land(self, scope: Scope, place: int) -> str:
-        client = self.clients[place]
+        client = self._writing(place)
         if client.memory == self.memory:
             _, first, second = self.slot
             value = client.value
@@ -218,13 +234,13 @@ class World:
         return "first half" if client.landed == 0 else "second half, header"
 
     def _commit(self, scope: Scope, place: int) -> str:
-        client = self.clients[place]
+        client = self._writing(place)
         self.clients[place] = None
         key, checksum = KEYS[client.value[0]], checksum_of(client.value)
         return CommitOutcome(self.directory.commit_store(client.ticket, [key], [checksum], self.now)[0]).name
 
     def _abort(self, scope: Scope, place: int) -> None:
-        client = self.clients[place]
+        client = self._writing(place)
         self.clients[place] = client._replace(aborted=True) if client.landed < 2 else None
         self.directory.abort_store(client.ticket, [KEYS[client.value[0]]], self.now)
 
@@ -232,7 +248,7 @@ class World:
         granted = self.directory.acquire_read([KEYS[key]], self.now)
         outcome = ReadOutcome(granted.outcomes[0])
         if outcome is ReadOutcome.GRANTED:
-            entry = granted.entries[0]
+            entry = _entry(granted)
             require(entry.key == KEYS[key] and entry.offset_bytes == 0, "a lease names the extent")
             last_ms = self.now + scope.settings.read_lease_ms - 1 + (0 if scope.prompt_readers else LATE_MS)
             memory = self.memories[entry.node.incarnation]  # a slab server refuses grants of other incarnations
@@ -240,17 +256,17 @@ class World:
         return outcome.name
 
     def _report_damaged(self, scope: Scope, place: int) -> None:
-        client = self.clients[place]
+        client = self._reading(place)
         self.clients[place] = None
         self.directory.report_damaged(client.lease, [KEYS[client.value[0]]], self.now)
 
     def _release(self, scope: Scope, place: int) -> None:
-        client = self.clients[place]
+        client = self._reading(place)
         self.clients[place] = None
         self.directory.release_read(client.lease, True, self.now)
 
     def _give_up(self, scope: Scope, place: int) -> None:
-        client = self.clients[place]
+        client = self._reading(place)
         self.clients[place] = client._replace(released=True)
         self.directory.release_read(client.lease, False, self.now)
 
@@ -264,7 +280,7 @@ class World:
         if scope.checksums and not whole(self.slot, value_of(key, command.checksum)):
             return OperationResult.DAMAGED
         if len(self.files.keys() | {key}) > scope.files:
-            require(self.unaccounted, "the disk is never asked for more than it has", sorted(self.files))
+            require(bool(self.unaccounted), "the disk is never asked for more than it has", sorted(self.files))
             return OperationResult.NO_SPACE
         self.files[key] = self.slot
         self.ghosts.discard(key)
@@ -346,7 +362,7 @@ class World:
     def _attach(self, scope: Scope) -> None:
         """The disk server has finished what it did for the former life, and joins the present one."""
         self.attached = True
-        self.directory.members.attach_disk(self.node, scope.files * STRIDE_BYTES, self.now)
+        self.directory.members.attach_disk(self.present, scope.files * STRIDE_BYTES, self.now)
         found = [(key, content[0]) for key, content in sorted(self.files.items())]
         self._send(Report("disk", self.incarnation, tuple([_item(key, value, -1) for key, value in found if value])))
 
@@ -376,10 +392,10 @@ class World:
 
     def _drain(self, scope: Scope, mode: str) -> None:
         self.budget[5] -= 1
-        self.directory.members.drain(self.node, DrainMode(mode), self.now)
+        self.directory.members.drain(self.present, DrainMode(mode), self.now)
 
     def _cancel_drain(self, scope: Scope) -> None:
-        self.directory.members.cancel_drain(self.node)
+        self.directory.members.cancel_drain(self.present)
 
     def _purge(self, scope: Scope, key: int) -> str:
         return str(self.directory.evict([KEYS[key]], purge=True, now=self.now)[0])
@@ -435,6 +451,12 @@ class World:
 
 def _renamed(found: Bytes, order: Order) -> tuple[Value | None, ...]:
     return tuple([value and (order[value[0]], value[1]) for value in found])
+
+
+def _entry(granted: Granted) -> Entry:
+    """The entry of a grant for one key."""
+    assert granted.entries[0] is not None
+    return granted.entries[0]
 
 
 def _item(key: int, value: Value, offset_bytes: int) -> InventoryItem:

@@ -150,7 +150,7 @@ class SmallManager:
     def rules(self, frame: Frame) -> object:
         """What a manager answers, without a script."""
         kind, rule = _RULES[frame.op]
-        request = decode_body(frame.body, kind)
+        request: object = decode_body(frame.body, kind)
         self.seen.append((frame.op, request))
         return rule(self, request)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(probe: Callable[[], T], what: str, timeout_s: float = 10.0, every_s: float = 0.02) -> T:
+def wait_until(probe: Callable[[], T | None], what: str, timeout_s: float = 10.0, every_s: float = 0.02) -> T:
     """Call ``probe`` until its answer is true, and return the answer.
 
     Raises TimeoutError that names ``what`` and the last answer, once ``timeout_s`` have passed.

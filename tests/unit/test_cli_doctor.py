@@ -31,7 +31,7 @@ def test_huge_pages_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_lock_matters_with_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "has_capability", lambda number: False)
-    monkeypatch.setattr(checks.resource, "getrlimit", lambda what: (8 << 20, 8 << 20))
+    monkeypatch.setattr("resource.getrlimit", lambda what: (8 << 20, 8 << 20))
     monkeypatch.setattr(checks, "rdma_devices", list)
     assert checks.check_memlock().level is Level.OK
     monkeypatch.setattr(checks, "rdma_devices", lambda: ["erdma_0 (active)"])

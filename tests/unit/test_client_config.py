@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,9 @@ def test_none_means_not_given(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named(field: str, value: object) -> None:
+    settings: dict[str, Any] = {"endpoint": ENDPOINT, field: value}
     with pytest.raises(ConfigurationError) as caught:
-        load_config(environment={}, **({"endpoint": ENDPOINT} | {field: value}))
+        load_config(environment={}, **settings)
     assert (caught.value.field, caught.value.value) == (field, value)
     assert caught.value.fix
 

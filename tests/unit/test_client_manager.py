@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def manager() -> Iterator[SmallManager]:
 
 
 @contextmanager
-def client(endpoint: str, **settings: object) -> Iterator[ManagerClient]:
+def client(endpoint: str, **settings: Any) -> Iterator[ManagerClient]:
     made = ManagerClient(load_config(environment={}, endpoint=endpoint, **settings), "host")
     yield made
     made.close()

@@ -19,7 +19,7 @@ def run(**changes: Any) -> Run:
 
 def runs(tier: str, **changes: Any) -> dict[str, Run]:
     """The three runs of a good demo, with changes in one of them."""
-    good = {
+    good: dict[str, dict[str, Any]] = {
         "cold": {"stored_chunks": 16, "stored_bytes": 1},
         "memory": {"ttft_s": 0.5, "loaded_tokens": 4096, "chunks_by_tier": {"memory": 16}},
         "disk": {"ttft_s": 0.6, "loaded_tokens": 4096, "chunks_by_tier": {"disk": 16}},

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,9 @@ class Chunk:
 
     def __init__(self, manager: FakeManager, number: int, offset: int = 0, length_bytes: int = 100_000) -> None:
         self.key, self.payload, self.checksum = store(manager, offset, number, length_bytes)
-        self.fields = {"offset_bytes": offset, "length_bytes": length_bytes, "checksum": self.checksum, "tenant": 9}
+        self.fields: dict[str, Any] = {
+            "offset_bytes": offset, "length_bytes": length_bytes, "checksum": self.checksum, "tenant": 9,
+        }  # fmt: skip
 
     def path(self, folder: Path) -> Path:
         name = self.key.hex()

@@ -95,7 +95,8 @@ def test_a_set_whose_making_was_cut_off_is_made_or_finished(
 ) -> None:
     from polarkv_dataplane.disk import volumes
 
-    real, calls = volumes.Identity.write, []
+    real = volumes.Identity.write
+    calls: list[Path] = []
 
     def write(self: volumes.Identity, folder: Path) -> None:
         if len(calls) == cut_after:

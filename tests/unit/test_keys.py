@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,7 +60,8 @@ def test_keys_do_not_depend_on_the_process() -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(Namespace)])
 def test_every_field_changes_the_root(field: str) -> None:
     base = Namespace(model_id="m", chunk_tokens=2, tp_size=8, pp_size=8)
-    changed = replace(base, **{field: "x" if field in TEXT else getattr(base, field) + 1})
+    change: dict[str, Any] = {field: "x" if field in TEXT else getattr(base, field) + 1}
+    changed = replace(base, **change)
     assert changed.root() != base.root()
 
 
@@ -103,8 +105,9 @@ def test_tokens_that_are_none_are_named(tokens: list[object]) -> None:
     [("model_id", ""), ("chunk_tokens", 0), ("tp_rank", 1), ("pp_rank", -1), ("page_size", -1), ("page_size", 2**64)],
 )
 def test_a_bad_field_is_named(field: str, value: object) -> None:
+    change: dict[str, Any] = {field: value}
     with pytest.raises(ConfigurationError, match=f"namespace.{field}"):
-        replace(NAMESPACE, **{field: value})
+        replace(NAMESPACE, **change)
 
 
 def test_joined_keys_split_again() -> None:

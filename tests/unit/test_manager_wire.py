@@ -135,7 +135,7 @@ def test_frames_may_come_in_any_pieces(manager: Running) -> None:
             sock.sendall(frames[at : at + step])
             at += step
         received = b""
-        ids = []
+        ids: list[int] = []
         while len(ids) < 6:
             received += sock.recv(65536)
             while len(received) >= HEAD.size:

@@ -18,7 +18,7 @@ class Task:
     """One operation. ``run`` must not raise; a ``fenced`` one is dropped without a word by a fence before it began."""
 
     key: bytes
-    run: Callable[[], None]
+    run: Callable[[], object]
     fenced: bool = True  # whether it belongs to a registration; work on files alone goes on through fences
     came_at: float = field(default_factory=time.monotonic)
 
