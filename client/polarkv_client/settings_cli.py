@@ -24,9 +24,9 @@ from pydantic import BaseModel, ByteSize, SecretStr, TypeAdapter, ValidationErro
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from polarkv_client.config import ENVIRONMENT_PREFIX
 from polarkv_client.errors import ConfigurationError
 
-ENVIRONMENT_PREFIX = "POLARKV_"
 SECTIONS = ("client", "manager", "slab", "disk", "up")
 Command = TypeVar("Command", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from polarkv_client.layout import ALIGNMENT_BYTES
 from polarkv_client.settings_cli import show_size
 
 _CAP_SYS_ADMIN = 21
@@ -27,7 +28,6 @@ _GOOD_CONGESTION = ("cubic", "reno")
 _DOCKER_SHM_BYTES = 64 << 20
 _LOW_SPACE_BYTES = 1 << 30
 _MANY_FILES = 4096
-_ALIGNMENT_BYTES = 4096
 
 
 class Level(StrEnum):
@@ -212,7 +212,7 @@ def _direct(place: str, name: str) -> Finding:
     except OSError as error:
         return Finding("O_DIRECT", Level.WARN, f"{place}: {error.strerror}", fix)
     try:
-        with mmap.mmap(-1, _ALIGNMENT_BYTES) as aligned:
+        with mmap.mmap(-1, ALIGNMENT_BYTES) as aligned:
             os.write(descriptor, aligned)
     except OSError as error:
         return Finding("O_DIRECT", Level.WARN, f"{place}: {error.strerror}", fix)

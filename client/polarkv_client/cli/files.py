@@ -22,7 +22,7 @@ import click
 from polarkv_client.cli.common import Session, parse_chunk, progress, session_options, table
 from polarkv_client.errors import ConfigurationError, PolarKVError
 from polarkv_client.keys import Namespace, chunk_keys
-from polarkv_client.layout import HEADER_BYTES
+from polarkv_client.layout import ALIGNMENT_BYTES, HEADER_BYTES
 from polarkv_client.results import Stored
 from polarkv_client.settings_cli import show_size
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from polarkv_client.sync import SyncClient
 
-NOTE_BYTES = 4096 - HEADER_BYTES  # with its header it fills one slot of the smallest size class
+NOTE_BYTES = ALIGNMENT_BYTES - HEADER_BYTES  # with its header it fills one slot of the smallest size class
 _BATCH_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 Advance = Callable[[int], None]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from polarkv_client.errors import Damaged
 from polarkv_client.keys import KEY_BYTES, short
-from polarkv_client.layout import MAX_PAYLOAD_BYTES, Header, stride_bytes
+from polarkv_client.layout import ALIGNMENT_BYTES, MAX_PAYLOAD_BYTES, Header, stride_bytes
 from polarkv_client.protocol.messages import DiskCommand, Op, OperationDone, OperationResult
 from polarkv_dataplane.disk.attachment import Attachment
 from polarkv_dataplane.disk.executor import KeyedExecutor, Task
@@ -137,6 +137,6 @@ def _slot(attachment: Attachment, command: DiskCommand) -> memoryview:
     if not 0 <= length_bytes <= MAX_PAYLOAD_BYTES:
         raise Dropped(f"a length of {length_bytes} bytes is out of range")
     size_bytes = stride_bytes(length_bytes)
-    if start < 0 or start % 4096 or start + size_bytes > attachment.size_bytes:
+    if start < 0 or start % ALIGNMENT_BYTES or start + size_bytes > attachment.size_bytes:
         raise Dropped(f"a slot at {start} lies outside this node's memory")
     return attachment.view[start : start + size_bytes]
