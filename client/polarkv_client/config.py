@@ -54,7 +54,10 @@ class ClientConfig(BaseModel):
         0, ge=0, le=64, description="Threads that one operation uses for copies on this host; 0: one a core, at most 4."
     )
     tcp_connections: int = Field(
-        2, ge=1, le=16, description="Connections that one operation uses to one cache node over TCP."
+        0,
+        ge=0,
+        le=16,
+        description="Connections that one operation uses to a cache node over TCP; 0: two, or one below 4 cores.",
     )
     operations: int = Field(16, ge=1, le=1024, description="Operations that the asynchronous client runs at once.")
     queued_operations: int = Field(

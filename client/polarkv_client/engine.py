@@ -13,22 +13,26 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from polarkv_client import errors
 from polarkv_client.buffers import Views, length_of
 from polarkv_client.channel import Channel
 from polarkv_client.config import ClientConfig
+from polarkv_client.host import host_id
 from polarkv_client.manager_client import ManagerClient
+from polarkv_client.placement import current_processor, step_aside
 from polarkv_client.protocol import grants
 from polarkv_client.protocol.messages import NodeInfo
 from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport
-from polarkv_client.transport.select import Transports, host_id
+from polarkv_client.transport.select import Transports
 
 log = logging.getLogger(__name__)
 _BACKGROUND_CALLS = 1024
 _BACKGROUND_S = 1.0
+_LINGER_S = 0.02
 _PART_BYTES = 1 << 20  # less than this is not worth another thread
 Holder = TypeVar("Holder", bound="Held")
 
@@ -67,12 +71,17 @@ class Counters:
 class Background:
     """Tells the manager what no operation waits for: ended leases, given-up slots.
 
-    Its queue is bounded: what does not fit is dropped, because leases and tickets end by themselves.
+    Leases that ended cleanly ride along with the next call; what no call has taken within :data:`_LINGER_S` is told by
+    this thread. Everything is bounded: what does not fit is dropped, because leases and tickets end by themselves.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, release: Callable[[Channel, int, float], None]) -> None:
         self._counters = counters
+        self._release = release
         self._queue: queue.Queue[Callable[[float], None] | None] = queue.Queue(_BACKGROUND_CALLS)
+        self._lock = threading.Lock()
+        self._ended: dict[Channel, list[int]] = {}
+        self._lingering = False  # the thread looks at _ended by itself
         self._thread = threading.Thread(target=self._run, name="polarkv-background", daemon=True)
         self._thread.start()
 
@@ -83,6 +92,26 @@ class Background:
         except queue.Full:
             self._counters.add("background_dropped")
 
+    def ended(self, channel: Channel, lease: int) -> None:
+        """A lease was used and is done with."""
+        with self._lock:
+            leases = self._ended.setdefault(channel, [])
+            if len(leases) >= _BACKGROUND_CALLS:
+                self._counters.add("background_dropped")
+                return
+            leases.append(lease)
+            if self._lingering:
+                return
+            self._lingering = True
+        self.put(_nothing)
+
+    def take_ended(self, channel: Channel) -> list[int]:
+        """The leases that ended since, for a call that tells the manager."""
+        if channel not in self._ended:
+            return []
+        with self._lock:
+            return self._ended.pop(channel, [])
+
     def close(self, timeout_s: float) -> None:
         """Run what is queued, for so long at most."""
         try:
@@ -92,12 +121,35 @@ class Background:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
+        while True:
             try:
-                call(time.monotonic() + _BACKGROUND_S)
-            except errors.PolarKVError as error:
-                self._counters.add("background_failed")
-                log.debug("not told to the manager: %s", error)
+                call = self._queue.get(timeout=_LINGER_S if self._lingering else None)
+            except queue.Empty:
+                self._tell_ended()
+                continue
+            if call is None:
+                self._tell_ended()
+                return
+            self._try(call)
+
+    def _tell_ended(self) -> None:
+        with self._lock:
+            left, self._ended = self._ended, {}
+            self._lingering = bool(left)
+        for channel, leases in left.items():
+            for lease in leases:
+                self._try(partial(self._release, channel, lease))
+
+    def _try(self, call: Callable[[float], None]) -> None:
+        try:
+            call(time.monotonic() + _BACKGROUND_S)
+        except errors.PolarKVError as error:
+            self._counters.add("background_failed")
+            log.debug("not told to the manager: %s", error)
+
+
+def _nothing(_: float) -> None:
+    """Wakes the background thread."""
 
 
 class Engine:
@@ -111,7 +163,9 @@ class Engine:
         self.manager = ManagerClient(config, host)
         self.transports = Transports(config, host)
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="polarkv-move")
-        self.background = Background(self.counters)
+        self.background = Background(
+            self.counters, lambda channel, lease, deadline: self.manager.release_read(channel, lease, True, deadline)
+        )
 
     @property
     def inherited(self) -> bool:
@@ -146,7 +200,7 @@ class Held:
 class Part(Generic[Holder]):
     """What one thread moves: picks of one grant on one cache node, and whose places in the batch they fill."""
 
-    __slots__ = ("future", "grant", "held", "node", "picks", "places", "size_bytes", "transport")
+    __slots__ = ("grant", "held", "node", "picks", "places", "size_bytes", "transport")
 
     def __init__(
         self, held: Holder, node: NodeInfo, transport: Transport, grant: HeldGrant, picks: list[Pick], places: list[int]
@@ -158,7 +212,6 @@ class Part(Generic[Holder]):
         self.picks = picks
         self.places = places
         self.size_bytes = sum(pick.extent.length_bytes for pick in picks)
-        self.future: Future[None] | None = None
 
 
 class Group(NamedTuple):
@@ -183,9 +236,11 @@ class Job(ABC, Generic[Holder]):
         self.scope = scope
         self.lengths = [length_of(chunk) for chunk in views]
         self.groups: deque[Group] = deque(self._make_groups())
-        self._parts: set[Part[Holder]] = set()
+        self._waiting: deque[Part[Holder]] = deque()  # parts that no thread has taken yet
+        self._parts: set[Part[Holder]] = set()  # parts that have not been seen to end
         self._ended: queue.SimpleQueue[Part[Holder]] = queue.SimpleQueue()
         self._inflight_bytes = 0
+        self._processor = -1  # where the operation's own thread was last seen: others better run elsewhere
 
     def run(self) -> None:
         """Drive the batch to its end, or to the scope's."""
@@ -196,11 +251,12 @@ class Job(ABC, Generic[Holder]):
                     self._start(self.ask(self.groups.popleft()))
                 elif (again := self.ask_again()) is not None:
                     self._start(again)
-                elif self._parts:
+                elif not self._run_next() and self._parts:
                     self._reap(wait=True)
-                elif not self.groups:
-                    return
+                self._processor = current_processor()
                 self._reap(wait=False)
+                if not self._parts and not self.more_to_ask():
+                    return
         finally:
             self._settle()
 
@@ -214,7 +270,7 @@ class Job(ABC, Generic[Holder]):
 
     @abstractmethod
     def more_to_ask(self) -> bool:
-        """Whether this thread has something better to do than to move bytes."""
+        """Whether the manager is to be asked for more."""
 
     @abstractmethod
     def move(self, part: Part[Holder]) -> None:
@@ -246,7 +302,7 @@ class Job(ABC, Generic[Holder]):
                 failed.append((Part(held, node, None, grant, picks, places), error))  # type: ignore[arg-type]
                 continue
             share = max(1, transport.parallelism // len(signed_grants))
-            parts += _split(held, node, transport, grant, picks, places, share)
+            parts += _split(held, node, transport, grant, picks, places, share * transport.parts_a_thread)
         held.open_parts = len(parts) + len(failed)
         for lost, why in failed:
             self.withdraw(lost, why)
@@ -288,25 +344,35 @@ class Job(ABC, Generic[Holder]):
         return groups
 
     def _start(self, parts: list[Part[Holder]]) -> None:
-        """Have parts moved by the pool; the last one by this thread when nothing else waits for it."""
-        here = parts.pop() if parts and not self.more_to_ask() else None
-        for part in parts:
-            self._inflight_bytes += part.size_bytes
-            self._parts.add(part)
+        """Have parts moved: by this thread when it has nothing to ask, and by as many others as are worth it."""
+        if not parts:
+            return
+        self._parts.update(parts)
+        self._inflight_bytes += sum(part.size_bytes for part in parts)
+        self._waiting.extend(parts)
+        worth = sum({id(part.transport): part.transport.parallelism for part in parts}.values())
+        for _ in range(min(worth, len(parts)) - (not self.more_to_ask())):
             try:
-                part.future = self.engine.pool.submit(self._run_part, part)
-            except RuntimeError:  # the client is being closed
-                self._parts.discard(part)
-                self.withdraw(part, errors.Unavailable("the client is closed"))
-                self.part_ended(part)
-        if here is not None:
-            self._move(here)
+                self.engine.pool.submit(self._run_waiting)
+            except RuntimeError:  # the client is being closed: this thread moves what it can
+                return
 
-    def _run_part(self, part: Part[Holder]) -> None:
+    def _run_waiting(self) -> None:
+        step_aside(self._processor)
+        while self._run_next():
+            step_aside(self._processor)
+
+    def _run_next(self) -> bool:
+        """Move one waiting part, if there is one. Whoever is free takes the next: no thread waits for a slow one."""
+        try:
+            part = self._waiting.popleft()
+        except IndexError:
+            return False
         try:
             self._move(part)
         finally:
             self._ended.put(part)
+        return True
 
     def _move(self, part: Part[Holder]) -> None:
         try:
@@ -332,11 +398,14 @@ class Job(ABC, Generic[Holder]):
         if not self._parts:
             return
         self.scope.cancel()
-        for part in list(self._parts):
-            if part.future is not None and part.future.cancel():
-                self._parts.discard(part)
-                self.withdraw(part, errors.DeadlineExceeded("the operation ended before its turn"))
-                self.part_ended(part)
+        while self._waiting:
+            try:
+                part = self._waiting.popleft()
+            except IndexError:  # another thread was faster
+                break
+            self._parts.discard(part)
+            self.withdraw(part, errors.DeadlineExceeded("the operation ended before its turn"))
+            self.part_ended(part)
         while self._parts:
             self._parts.discard(self._ended.get())
 

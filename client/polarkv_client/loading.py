@@ -66,7 +66,8 @@ class Load(Job[Lease]):
             return []
         joined = join_keys([self.keys[place] for place in places])
         try:
-            answer, lease_ends = self.engine.manager.acquire_read(channel, joined, wait_ms, self.scope)
+            ended = self.engine.background.take_ended(channel)
+            answer, lease_ends = self.engine.manager.acquire_read(channel, joined, wait_ms, ended, self.scope)
         except errors.PolarKVError as error:
             # The same manager would be asked for the rest: one failure is enough for this operation.
             for place in places:
@@ -146,9 +147,11 @@ class Load(Job[Lease]):
             self.engine.background.put(
                 lambda deadline: manager.report_damaged(lease.channel, lease.number, damaged, deadline)
             )
+        elif lease.clean:
+            self.engine.background.ended(lease.channel, lease.number)
         else:
             self.engine.background.put(
-                lambda deadline: manager.release_read(lease.channel, lease.number, lease.clean, deadline)
+                lambda deadline: manager.release_read(lease.channel, lease.number, False, deadline)
             )
 
     def _missed(self, place: int, outcome: LoadOutcome) -> None:

@@ -127,11 +127,13 @@ class ManagerClient:
         """Give slots back."""
         channel.call(Op.ABORT_STORE, AbortStore(ticket, keys), Empty, deadline)
 
-    def acquire_read(self, channel: Channel, keys: bytes, wait_ms: int, scope: Scope) -> tuple[ReadGrants, float]:
-        """Ask for leases. Returns the answer and until when the lease may be used, counted from when this was sent."""
+    def acquire_read(
+        self, channel: Channel, keys: bytes, wait_ms: int, ended: list[int], scope: Scope
+    ) -> tuple[ReadGrants, float]:
+        """Ask for leases, and end others. Returns the answer and until when the lease may be used, by this clock."""
         sent = time.monotonic()
         answer = channel.call(
-            Op.ACQUIRE_READ, AcquireRead(keys, wait_ms), ReadGrants, scope.deadline, wait_ms=wait_ms, scope=scope
+            Op.ACQUIRE_READ, AcquireRead(keys, wait_ms, ended), ReadGrants, scope.deadline, wait_ms=wait_ms, scope=scope
         )
         _expect(answer.outcomes, len(keys) // 32)
         _expect(answer.tiers, len(keys) // 32)

@@ -14,7 +14,6 @@ from polarkv_client.keys import join_keys
 from polarkv_client.states import CommitOutcome, StoreOutcome
 from polarkv_client.transport.base import Scope
 
-_ABORT_S = 1.0
 _MARGIN_MS = 20
 PutOutcome = StoreOutcome | errors.PolarKVError | None
 

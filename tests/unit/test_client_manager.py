@@ -192,7 +192,7 @@ def test_a_cancellation_wakes_a_call_that_waits(manager: SmallManager) -> None:
         threading.Timer(0.05, scope.cancel).start()
         begin = time.monotonic()
         with pytest.raises(errors.Cancelled):
-            made.acquire_read(made.home, KEY, 20_000, scope)
+            made.acquire_read(made.home, KEY, 20_000, [], scope)
         assert time.monotonic() - begin < 0.05 + SLACK_S
         assert made.home.breaker.state == "closed"
         assert exists(made) == b"\1"
@@ -210,7 +210,7 @@ def test_deadlines_of_leases_count_from_when_the_request_was_sent(manager: Small
     with client(manager.endpoint) as made:
         made.connect(soon())
         before = time.monotonic()
-        _, lease_ends = made.acquire_read(made.home, KEY, 0, Scope(soon()))
+        _, lease_ends = made.acquire_read(made.home, KEY, 0, [], Scope(soon()))
         assert lease_ends - before < 1.1
         before = time.monotonic()
         _, ticket_ends = made.begin_store(made.home, b"k" * 32, [1], 0, Scope(soon()))

@@ -86,7 +86,7 @@ def test_a_garbage_body_is_an_error_or_a_message(raw: bytes) -> None:
 
 def test_messages_grow_at_their_end() -> None:
     older = msgspec.msgpack.encode([b"keys"])
-    newer = msgspec.msgpack.encode([b"keys", 5, "unknown"])
+    newer = msgspec.msgpack.encode([b"keys", 5, [], "unknown"])
     assert decode_body(older, AcquireRead) == AcquireRead(b"keys", 0)
     assert decode_body(newer, AcquireRead) == AcquireRead(b"keys", 5)
     assert decode_body(msgspec.msgpack.encode(["n", 1, 2, "Active"]), NodeInfo).tcp == ""

@@ -163,6 +163,7 @@ class AcquireRead(_Message, frozen=True):
 
     keys: bytes
     wait_ms: int = 0
+    ended: list[int] = []  # leases that this client has done with, cleanly: they ride along
 
 
 class ReadGrants(_Message, frozen=True):

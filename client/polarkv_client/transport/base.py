@@ -19,7 +19,7 @@ from polarkv_client.keys import short
 from polarkv_client.protocol.grants import Extent, Grant
 from polarkv_client.protocol.messages import NodeInfo
 
-PIECE_BYTES = 256 << 10  # a piece is hashed right after it was copied: it must still lie in the second-level cache
+PIECE_BYTES = 256 << 10  # what a socket is asked to move at once; hashed while it still lies in a near cache
 POLL_S = 0.1  # how long a socket waits before it looks at the scope again
 
 
@@ -62,12 +62,12 @@ class Scope:
 
     def check(self) -> None:
         """Raises LeaseEnded, DeadlineExceeded or Cancelled when there is no point in going on."""
-        if self._cancellation.raised:
-            raise errors.Cancelled("the operation was cancelled")
-        if time.monotonic() >= self.deadline:
+        if time.monotonic() >= self.deadline:  # first: an operation that ran out of time cancels what it started
             if self._narrowed:
                 raise errors.LeaseEnded("the lease or ticket has ended")
             raise errors.DeadlineExceeded("the operation's deadline has passed")
+        if self._cancellation.raised:
+            raise errors.Cancelled("the operation was cancelled")
 
     def remaining(self) -> float:
         """Seconds left, more than 0. Raises as :meth:`check`."""
@@ -130,6 +130,7 @@ class Transport(ABC):
     """
 
     name: ClassVar[str]
+    parts_a_thread: ClassVar[int] = 1  # more where a call costs little: a late thread then leaves less to wait for
 
     def __init__(self, node: NodeInfo, parallelism: int) -> None:
         self.node = node

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-from pathlib import Path
 
 from polarkv_client import errors
 from polarkv_client.breaker import Breaker
@@ -19,15 +18,6 @@ from polarkv_client.transport.tcp import TcpTransport
 
 log = logging.getLogger(__name__)
 _RETRY_BETTER_S = 30.0  # how long a node stays on its second choice before the first is tried again
-
-
-def host_id() -> str:
-    """Names this machine's running kernel: equal for two processes exactly if they can share memory."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
-
 
 class _Route:
     """One life of one cache node."""
@@ -52,7 +42,9 @@ class Transports:
     def __init__(self, config: ClientConfig, host: str) -> None:
         self._config = config
         self._host = host
-        self._copy_threads = config.copy_threads or min(os.cpu_count() or 1, 4)
+        cores = os.cpu_count() or 1
+        self._copy_threads = config.copy_threads or min(cores, 4)
+        self._tcp_connections = config.tcp_connections or (2 if cores >= 4 else 1)
         self._lock = threading.Lock()
         self._routes: dict[int, _Route] = {}
         self._closed = False
@@ -183,7 +175,7 @@ class Transports:
                 reasons.append("tcp: the node does not offer it")
             else:
                 why = "only tcp is allowed" if allowed == "tcp" else "by network"
-                found.append((TcpTransport(node, self._config.tcp_connections, connect_s), why))
+                found.append((TcpTransport(node, self._tcp_connections, connect_s), why))
         return found
 
 

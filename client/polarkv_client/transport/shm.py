@@ -24,15 +24,17 @@ from polarkv_client.buffers import pieces
 from polarkv_client.keys import short
 from polarkv_client.protocol import wire
 from polarkv_client.protocol.messages import NodeInfo, Op, SlabAttach, SlabAttached
-from polarkv_client.transport.base import PIECE_BYTES, HeldGrant, Pick, Scope, Transport, verify
+from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport, verify
 
 Part = bytes | bytearray | memoryview
+PIECE_BYTES = 1 << 20  # hashed right after it was copied, from the last-level cache; less costs calls and gains nothing
 
 
 class ShmTransport(Transport):
     """See :class:`Transport`. The descriptor is of one incarnation; another one gets another transport."""
 
     name = "shm"
+    parts_a_thread = 4
 
     def __init__(self, node: NodeInfo, copy_threads: int, connect_timeout_s: float) -> None:
         super().__init__(node, copy_threads)

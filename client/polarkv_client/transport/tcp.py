@@ -185,10 +185,7 @@ class _Stream:
         while vector:
             scope.check()
             try:
-                if len(vector) == 1:
-                    count = self.sock.recv_into(vector[0], 0, socket.MSG_WAITALL)
-                else:
-                    count = self.sock.recvmsg_into(vector, 0, socket.MSG_WAITALL)[0]
+                count = self.sock.recv_into(vector[0]) if len(vector) == 1 else self.sock.recvmsg_into(vector)[0]
             except BlockingIOError:
                 continue  # the scope says whether there is time left
             except OSError as error:

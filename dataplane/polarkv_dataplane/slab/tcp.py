@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from polarkv_client.errors import DeadlineExceeded, PolarKVError, ProtocolError, Refused
 from polarkv_client.layout import ERASED, HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, pack_header, stride_bytes
+from polarkv_client.placement import step_aside
 from polarkv_client.protocol.grants import Access, Extent, Grant
 from polarkv_client.protocol.messages import Empty, Op, SlabRead, SlabWrite
 from polarkv_client.protocol.wire import Frame, decode_body, encode_failure, encode_frame
@@ -24,6 +25,7 @@ from polarkv_dataplane.slab.pool import Pool
 PIECE_BYTES = 256 << 10
 MAX_REQUEST_BYTES = 4 << 20
 _LINGER_S = 1.0
+_SO_INCOMING_CPU = 49  # asm-generic/socket.h; Python's socket module does not name it
 _CHECKSUM = struct.Struct("<Q")
 _READ_BYTES, _WRITE_BYTES = "polarkv_slab_tcp_read_bytes_total", "polarkv_slab_tcp_write_bytes_total"
 _READS, _WRITES = "polarkv_slab_tcp_read_chunks_total", "polarkv_slab_tcp_write_chunks_total"
@@ -57,6 +59,8 @@ class TcpPath:
             except ProtocolError as error:
                 say_and_close(sock, encode_failure(0, 0, error))
                 raise
+            # Over loopback the client itself works on the processor its bytes come in on; two copies need two.
+            step_aside(sock.getsockopt(socket.SOL_SOCKET, _SO_INCOMING_CPU))
             self._answer(sock, frame)
 
     def _answer(self, sock: socket.socket, frame: Frame) -> None:

@@ -155,6 +155,8 @@ class Session:
     def acquire_read(self, request_id: int, body: bytes, now: int) -> ReadGrants | None:
         request = decode_body(body, AcquireRead)
         keys = self._keys(request.keys)
+        for lease in request.ended:
+            self._directory.release_read(lease ^ self._mask, True, now)
         granted = self._directory.acquire_read(keys, now)
         outcomes = granted.outcomes
         if ReadOutcome.LOADING in outcomes:
