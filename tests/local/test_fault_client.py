@@ -8,6 +8,7 @@ import pytest
 
 from polarkv_client.results import Reason
 from polarkv_client.states import ReadOutcome, Tier
+from polarkv_client.transport import base, shm
 from tests.local.support.invariants import settled
 from tests.local.support.oracle import Caller, Chunks
 from tests.local.support.raw import RawClient
@@ -18,7 +19,8 @@ from tests.support.waiting import wait_until
 # One slab of one slot: whoever stores next gets the very memory that a late writer still aims at.
 SLOT_BYTES = 16 << 20
 LENGTH_BYTES = 9 << 20
-PIECES = -(-LENGTH_BYTES // (256 << 10))
+COPIES = LENGTH_BYTES // shm.PIECE_BYTES
+SENDS = LENGTH_BYTES // base.PIECE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +44,9 @@ def takes_the_slot(caller: Caller, number: int) -> None:
 @pytest.mark.parametrize(
     ("transport", "call", "nth"),
     [
-        ("shm", "pwritev", PIECES // 2),  # in the middle of the payload
+        ("shm", "pwritev", COPIES // 2),  # in the middle of the payload
         ("shm", "pwritev", 0),  # right before the header, which would make the slot look whole
-        ("tcp", "sendmsg", PIECES // 2),
+        ("tcp", "sendmsg", SENDS // 2),
     ],
 )
 def test_a_write_that_goes_on_after_its_ticket_never_shows(
@@ -141,7 +143,7 @@ def test_a_writer_killed_in_the_middle_frees_its_key_and_memory(one_slot: World,
             operation="store",
             transport="shm",
             call="pwritev",
-            nth=PIECES // 2,
+            nth=COPIES // 2,
         )
         assert not caller.load([0]).hits
         dead.kill()
