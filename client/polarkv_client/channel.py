@@ -186,11 +186,13 @@ class Channel:
                 continue
             try:
                 connection = self._open(time.monotonic() + self._config.connect_timeout_ms / 1000)
-            except errors.PolarKVError as error:
+            except Exception as error:  # this thread is the only way back: it outlives whatever goes wrong
                 self.breaker.failure(str(error), time.monotonic())
                 continue
             if not self._pool.put(connection):
                 connection.close()
+            with self._prober_lock:  # first: a breaker that opens again from here on needs a new prober
+                self._prober = None
             self._answered()
             log.warning("the manager at %s answers again", self.endpoint)
             return

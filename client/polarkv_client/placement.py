@@ -29,8 +29,8 @@ def step_aside(busy: int) -> None:
     """Move the calling thread off processor ``busy``, if it may run on others. What it may run on stays as it was."""
     if busy < 0 or current_processor() != busy:
         return
-    allowed = os.sched_getaffinity(0)
-    if len(allowed) > 1:
-        with contextlib.suppress(OSError):  # the set shrank meanwhile, or a sandbox forbids it: a matter of speed only
+    with contextlib.suppress(OSError):  # the set shrank meanwhile, or a sandbox forbids it: a matter of speed only
+        allowed = os.sched_getaffinity(0)
+        if len(allowed) > 1:
             os.sched_setaffinity(0, allowed - {busy})
             os.sched_setaffinity(0, allowed)

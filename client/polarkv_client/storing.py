@@ -120,7 +120,7 @@ class Store(Job[Ticket]):
         except errors.PolarKVError as error:
             for place in places:
                 self.outcomes[place] = error
-            if isinstance(error, errors.DeadlineExceeded):
+            if isinstance(error, (errors.DeadlineExceeded, errors.BreakerOpen)):
                 ticket.failed += places
             return
         for place, result in zip(places, results, strict=True):

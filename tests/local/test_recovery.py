@@ -127,8 +127,11 @@ def test_a_cache_node_restarted_with_its_directory_serves_its_files(world: World
         before = tiers(caller, numbers)
         held = on_files_of(world, 0, chunks, numbers)
         elsewhere = [number for number in numbers if number not in held]
+        lives = [node["incarnation"] for node in world.nodes()]
         formers = {f"{part}-0": world.kill(f"{part}-0") for part in role.split(" and ")}
         began = time.monotonic()
+        # Until the manager has noticed, it still names what the dead node held.
+        wait_until(lambda: [n["incarnation"] for n in world.nodes()] != lives, "the node's next life", WITHIN_S)
         found, took_s = serves_again(caller, sorted(held), began)
         for name, former in formers.items():
             world.started_again(name, former)

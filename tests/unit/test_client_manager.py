@@ -177,6 +177,28 @@ def test_a_dead_manager_that_comes_back_on_its_port() -> None:
         second.close()
 
 
+def test_the_prober_outlives_a_defect_and_a_manager_that_dies_again(
+    manager: SmallManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the prober closes an open breaker: without one, every call would be a miss for ever."""
+    with client(manager.endpoint, breaker_failures=1, breaker_first_ms=10, breaker_longest_ms=20) as made:
+        exists(made)
+        home = made.home
+        opened, failures = home._open, [RuntimeError("can't start new thread")] * 3
+
+        def sometimes(deadline: float) -> Any:
+            if failures:
+                raise failures.pop()
+            return opened(deadline)
+
+        monkeypatch.setattr(home, "_open", sometimes)
+        for _ in range(3):
+            home._failed(errors.Unavailable("it died"))
+            assert home.breaker.state != "closed"
+            wait_until(lambda: home.breaker.state == "closed", "the breaker to close", 5)
+        assert exists(made) == b"\1"
+
+
 def test_a_callers_short_deadline_is_not_the_managers_failure(manager: SmallManager) -> None:
     manager.instead[Op.EXISTS] = hang
     with client(manager.endpoint, breaker_failures=1) as made:

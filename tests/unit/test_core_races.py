@@ -255,3 +255,42 @@ def test_what_is_not_in_the_table_raises_and_changes_nothing() -> None:
     with pytest.raises(IllegalTransition, match="PURGED in state"):
         story.directory.ledger.change(entry, Event.PURGED, story.now)
     story.done()
+
+
+def test_pinned_chunks_at_the_old_end_do_not_hide_the_others_from_eviction() -> None:
+    story = Story(Settings(victim_scan=4))
+    story.node(slots=12, files=40)
+    names = [f"chunk {number}" for number in range(12)]
+    for name in names:
+        on_disk_too(story, name)
+    pinned = [key(name) for name in names[:8]]  # the oldest, twice as many as one scan looks at
+    assert all(story.directory.pin(pinned, story.now + 1_000_000, story.now))
+    wanted = [story.directory.begin_store([key(f"new {n}")], [FULL], story.tenant, story.now) for n in range(4)]
+    assert [granted.outcomes[0] for granted in wanted].count(StoreOutcome.GRANTED) >= 2
+    assert story.directory.exists(pinned) == bytes([Tier.MEMORY]) * 8
+    story.done()
+
+
+def test_pinned_files_at_the_old_end_do_not_hide_the_others_from_a_purge() -> None:
+    story = Story(Settings(victim_scan=2, pinned_percent=100))
+    node = story.node(slots=1, files=6)
+    names = [f"chunk {number}" for number in range(5)]
+    for name in names:
+        on_disk_too(story, name)
+    assert all(story.directory.pin([key(name) for name in names[:3]], story.now + 1_000_000, story.now))
+    for _ in range(2):  # each look passes the pins that it met
+        story.directory.tiering._purge_oldest(node, SLOT_BYTES - node.purging_bytes, story.now)
+    assert node.purging_bytes == SLOT_BYTES
+    assert story.directory.exists([key(name) for name in names[:3]]) == bytes([Tier.DISK]) * 3
+    story.done()
+
+
+def test_a_slow_disk_is_not_asked_for_more_bytes_than_it_can_answer_in_time() -> None:
+    story = Story(Settings(operations_bytes=3 * SLOT_BYTES))
+    node = story.node(slots=8, files=16)
+    for number in range(8):
+        story.put(f"chunk {number}")
+    assert len(node.operations) == 3  # bytes bound them, not their number
+    while node.operations:
+        story.disk(Work.OFFLOAD)
+    assert all(entry.state is S.MEMORY_AND_DISK for entry in node.memory)

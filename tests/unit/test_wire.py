@@ -233,3 +233,11 @@ def test_the_asyncio_reader_reads_what_the_encoder_wrote() -> None:
     frame = asyncio.run(read())
     assert (frame.op, frame.request_id, frame.status) == (Op.EXISTS, 5, Status.OK)
     assert decode_body(frame.body, Keys) == Keys(b"k")
+
+
+def test_what_is_said_to_the_connection_itself_is_raised(pair: tuple[Connection, socket.socket]) -> None:
+    connection, peer = pair
+    peer.sendall(encode_failure(Op.ATTACH, 0, errors.Refused("1024 connections are open: raise max_connections")))
+    with pytest.raises(errors.Refused, match="raise max_connections"):
+        connection.call(Op.EXISTS, Empty(), Empty, time.monotonic() + 5)
+    assert connection.closed

@@ -195,6 +195,8 @@ class Connection:
         try:
             self.send(encode_frame(op, request_id, request), deadline)
             frame = self.receive(deadline)
+            if not frame.request_id:  # said to the connection, not to a request: why it is being closed
+                raise_failure(frame)
             if frame.request_id != request_id:
                 raise errors.ProtocolError(f"answer to request {frame.request_id} instead of {request_id}")
         except BaseException:

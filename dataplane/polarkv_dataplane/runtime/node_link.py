@@ -93,6 +93,9 @@ class NodeLink:
                 self._lost(error)
             except (PolarKVError, EOFError, OSError) as error:
                 self._lost(error)
+            except Exception as error:  # this thread is the node's only way into the cluster: it must not end
+                self._log.exception("the link to the manager met a defect")
+                self._lost(error)
             self._closing.wait(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(delay_s * 2, _MAX_DELAY_S)
 

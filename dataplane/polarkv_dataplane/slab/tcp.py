@@ -25,6 +25,7 @@ from polarkv_dataplane.slab.pool import Pool
 PIECE_BYTES = 256 << 10
 MAX_REQUEST_BYTES = 4 << 20
 _LINGER_S = 1.0
+_IDLE_S = 60.0
 _SO_INCOMING_CPU = 49  # asm-generic/socket.h; Python's socket module does not name it
 _CHECKSUM = struct.Struct("<Q")
 _READ_BYTES, _WRITE_BYTES = "polarkv_slab_tcp_read_bytes_total", "polarkv_slab_tcp_write_bytes_total"
@@ -51,16 +52,17 @@ class TcpPath:
         _tune(sock)
         set_send_timeout(sock, self._stall_s)
         while True:
-            # Idle connections are kept: it is their number that is bounded.
-            while not wait_readable(sock, 60.0):
-                pass
+            # Connections are few: a silent one must not keep others out. Clients look before they use one again.
+            if not wait_readable(sock, _IDLE_S):
+                raise EOFError("idle")
             try:
                 frame = read_frame(sock, time.monotonic() + self._stall_s, MAX_REQUEST_BYTES)
             except ProtocolError as error:
                 say_and_close(sock, encode_failure(0, 0, error))
                 raise
             # Over loopback the client itself works on the processor its bytes come in on; two copies need two.
-            step_aside(sock.getsockopt(socket.SOL_SOCKET, _SO_INCOMING_CPU))
+            with contextlib.suppress(OSError):
+                step_aside(sock.getsockopt(socket.SOL_SOCKET, _SO_INCOMING_CPU))
             self._answer(sock, frame)
 
     def _answer(self, sock: socket.socket, frame: Frame) -> None:

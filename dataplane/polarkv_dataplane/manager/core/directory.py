@@ -17,9 +17,7 @@ from polarkv_dataplane.manager.records.model import CacheNode, Entry, Lease, Set
 from polarkv_dataplane.manager.records.ring import Ring
 
 # By state: where a lookup finds an entry. Writing and Purging are not visible.
-_TIER_BY_STATE = bytes(
-    [Tier.NONE, Tier.NONE, Tier.MEMORY, Tier.MEMORY, Tier.MEMORY, Tier.DISK, Tier.DISK, Tier.NONE]
-).ljust(256, b"\0")
+_TIER_BY_STATE = bytes((Tier.NONE, Tier.NONE, *3 * [Tier.MEMORY], *2 * [Tier.DISK], Tier.NONE)).ljust(256, b"\0")
 
 
 class Granted(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polarkv_client.protocol.messages import OperationResult
+from polarkv_client.states import READABLE
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.ledger import Ledger
 from polarkv_dataplane.manager.core.table import Event
@@ -38,11 +39,11 @@ class Tiering:
 
     def evict(self, entry: Entry, now: int, *, forced: bool = False) -> bool:
         """Drop a memory copy if the rules allow it. ``forced`` drops also what only memory has, and what is pinned."""
-        if entry.holds or (entry.pinned_until_ms > now and not forced):
-            return False
-        if entry.state is S.MEMORY_AND_DISK or (
-            entry.state is S.MEMORY and (forced or not self._can_offload(entry.node, now))
-        ):
+        pinned = entry.pinned_until_ms > now and not forced
+        if pinned and entry.state in READABLE:
+            entry.node.memory.touch(entry)  # away from the old end: the next victim scans see what is behind it
+        dropped = entry.state is S.MEMORY and (forced or not entry.node.can_offload(now))
+        if not (pinned or entry.holds) and (dropped or entry.state is S.MEMORY_AND_DISK):
             self.ledger.stats.add("evicted_memory" if entry.state is S.MEMORY else "demoted")
             self.ledger.change(entry, Event.EVICT, now)
             return True
@@ -51,7 +52,7 @@ class Tiering:
     def load(self, entry: Entry, now: int) -> None:
         """Bring a Disk entry to memory, if there is a slot for it now; who waits asks again."""
         node = entry.node
-        if len(node.operations) >= 4 * self.settings.operations_per_node:  # offloads stop at a quarter of it
+        if node.is_busy(self.settings, entry.stride_bytes, 4):  # offloads stop at a quarter of it
             return
         offset = self.take_slot(node, entry.stride_bytes, now)
         if offset is not None:
@@ -68,7 +69,7 @@ class Tiering:
         """Start offloads that are due, in the order of commits; for a drain all are."""
         if not node.has_disk or now < node.retry_offload_ms:
             return
-        while node.dirty and len(node.operations) < self.settings.operations_per_node:
+        while node.dirty and not node.is_busy(self.settings, node.dirty[0].stride_bytes, 1):
             entry = node.dirty[0]
             if entry.state is S.MEMORY:
                 if node.serving and not self._offload_is_due(node, entry.stride_bytes, now):
@@ -142,10 +143,6 @@ class Tiering:
     def _disk_high_bytes(self, node: CacheNode) -> int:
         return node.disk_bytes * self.settings.disk_high_percent // 100
 
-    def _can_offload(self, node: CacheNode, now: int) -> bool:
-        """Is it worth waiting for an offload, or is dropping the only way?"""
-        return node.has_disk and node.disk_bytes > 0 and now >= node.retry_offload_ms
-
     def _make_disk_room(self, node: CacheNode, stride: int, now: int) -> bool:
         """True when a file of ``stride`` fits now; otherwise the oldest files are being purged, or nothing can be."""
         missing = node.disk_used_bytes - node.purging_bytes + stride - self._disk_high_bytes(node)
@@ -164,7 +161,9 @@ class Tiering:
                     return
                 if entry.state is S.MEMORY_AND_DISK:
                     self.evict(entry, now)
-                if entry.state is S.DISK and entry.pinned_until_ms <= now:
+                if entry.state is S.DISK and entry.pinned_until_ms > now:
+                    node.disk.touch(entry)
+                elif entry.state is S.DISK:
                     self.purge(entry, now)
                     wanted_bytes -= entry.stride_bytes
 

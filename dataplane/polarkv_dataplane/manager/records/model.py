@@ -29,6 +29,7 @@ class Settings:
     memory_high_percent: int = 90
     disk_high_percent: int = 98
     operations_per_node: int = 32
+    operations_bytes: int = 256 << 20  # open at one disk server: what 100 MB/s answer well within the time-out
     victim_scan: int = 128
     max_keys: int = 10_000_000
     pinned_percent: int = 50
@@ -173,6 +174,16 @@ class CacheNode:
         self.dirty.append(entry)
         if len(self.dirty) > 2 * self.memory.count + 64:
             self.dirty = deque(queued for queued in self.dirty if queued.state is EntryState.MEMORY)
+
+    def can_offload(self, now: int) -> bool:
+        """Is it worth waiting for an offload, or is dropping the only way?"""
+        return self.has_disk and self.disk_bytes > 0 and now >= self.retry_offload_ms
+
+    def is_busy(self, settings: Settings, stride: int, share: int) -> bool:
+        """So many commands, or bytes of them, are open that a slow disk might not answer one more in time."""
+        count = len(self.operations)
+        too_many_bytes = (count + 1) * stride > max(stride, settings.operations_bytes)
+        return too_many_bytes or count >= share * settings.operations_per_node
 
     @property
     def serving(self) -> bool:

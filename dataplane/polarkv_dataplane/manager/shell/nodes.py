@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from polarkv_dataplane.manager.shell.peer import Peer
 
 INVENTORY_SLICE = 512  # items taken in before others get a turn
+MOST_SLABS = 1 << 20
 MOST_NODES = 1024
 _MOST_COUNTERS = 512
 _log = logging.getLogger(__name__)
@@ -178,6 +179,8 @@ class Nodes:
         slab, memory = request.slab_bytes, request.memory_bytes
         if slab < ALIGNMENT_BYTES or slab % ALIGNMENT_BYTES or slab > stride_bytes(MAX_PAYLOAD_BYTES):
             raise errors.ConfigurationError("slab_bytes", slab, f"use a multiple of {ALIGNMENT_BYTES} up to 1 GiB")
+        if memory // slab > MOST_SLABS:
+            raise errors.ConfigurationError("slab_bytes", slab, f"use larger slabs: a node has at most {MOST_SLABS}")
         if not slab <= memory <= 1 << 46:
             raise errors.ConfigurationError("memory_bytes", memory, "use at least one slab")
         former = self.by_name(request.node)

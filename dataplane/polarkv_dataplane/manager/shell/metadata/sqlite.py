@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -89,7 +90,7 @@ class SqliteStore(MetadataStore):
         self._close()
         connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            _use_wal(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.executescript(_TABLES)
         except BaseException:
@@ -161,3 +162,16 @@ class SqliteStore(MetadataStore):
 
     def _prune(self, node: str, epoch: int) -> int:
         return self._opened.execute("DELETE FROM entries WHERE node = ? AND epoch < ?", (node, epoch)).rowcount
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log. SQLite does not wait here: it refuses at once while another has the file."""
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.02)
