@@ -6,8 +6,6 @@ SHELL := /bin/bash
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
-# A suite joins by its folder.
-SUITES := $(wildcard tests/unit tests/tidy tests/contract tests/model tests/local)
 
 help: ## List every target with one line
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +18,7 @@ lint: venv ## Check style, types, layers and that generated docs are fresh
 
 test: lint ## Lint, then the unit, tidy, contract, model (fast) and local suites
 	@scripts/postgres.sh
-	$(PYTEST) -m "not deep" $(SUITES) $(ARGS)
+	@scripts/suites.sh $(ARGS)
 
 test-model: venv ## Search small worlds of the manager's core exhaustively, larger ones at random
 	$(PYTEST) tests/model $(ARGS)
