@@ -98,7 +98,7 @@ class Session:
         """Match an answer to its request: (op, when it was sent), or None when there is no such request.
 
         Raises:
-            Refused: the manager does not take this session's heartbeats or reports any more.
+            Refused: the manager does not take the heartbeats of this registration or reports any more.
         """
         with self._lock:
             found = self._unanswered.pop(frame.request_id, None)
