@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-model demo bench docs clean
+.PHONY: help venv lint test test-model test-cluster demo bench docs clean
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
@@ -22,6 +22,10 @@ test: lint ## Lint, then the unit, tidy, contract, model (fast) and local suites
 
 test-model: venv ## Search small worlds of the manager's core exhaustively, larger ones at random
 	$(PYTEST) tests/model $(ARGS)
+
+test-cluster: venv ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
+	$(PY) -m tests.cluster.support build
+	$(PYTEST) tests/cluster $(ARGS)
 
 demo: ## Show prefix reuse on a real model and a trace replay, on this machine
 	@scripts/venv.sh .venv-demo demo

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import report
 from bench.harness import LIMITS, Harness, Plan, clean
-from bench.provision import cache_root
+from bench.installing import cache_root
 from bench.remote import REPOSITORY
 from bench.subject import KIB, MIB, SIZES_BYTES, WORKING_SET_BYTES
 from bench.targets import judge
@@ -76,7 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 when everything asked for was measured, 3 when something was not; missed ratios do not fail a run."""
     options = _arguments(argv)
-    parent = options.dir or cache_root() / "work"
+    parent = options.dir or cache_root("bench") / "work"
     parent.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
     began = time.monotonic()

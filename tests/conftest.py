@@ -1,4 +1,4 @@
-"""What every suite shares: a PostgreSQL server on demand, and a look at what a run leaves behind."""
+"""What every suite shares: PostgreSQL and a Kubernetes API server on demand, and a look at what a run leaves behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cluster.support import api_server as api_servers
 from tests.support import postgres
 
 _databases = itertools.count()
@@ -28,6 +29,25 @@ def postgres_server() -> Iterator[tuple[Path, Path]]:
 def postgres_url(postgres_server: tuple[Path, Path]) -> str:
     """Return the URL of a new, empty PostgreSQL database."""
     return postgres.new_database(*postgres_server, f"test_{next(_databases)}")
+
+
+@pytest.fixture(scope="session")
+def api_server_process() -> Iterator[api_servers.ApiServer]:
+    """Run an API server for the session, alone: no controllers, no nodes. It can be stopped and started by a test.
+
+    Where its programs are not cached the test is skipped; ``make test-cluster`` builds them first. A cluster that the
+    user named by KUBECONFIG is never used for this: ``make test`` must not write to it.
+    """
+    if not api_servers.is_cached():
+        pytest.skip("no Kubernetes API server in the cache: `make test-cluster` builds it")
+    with api_servers.running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def api_server(api_server_process: api_servers.ApiServer) -> Path:
+    """Return the kubeconfig of a cluster administrator of a private API server, shared by the session's tests."""
+    return api_server_process.kubeconfig
 
 
 def orphans() -> list[psutil.Process]:
