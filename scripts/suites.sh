@@ -13,7 +13,7 @@ trap 'rm -f "$log"' EXIT
 run tests/contract "$@" >"$log" 2>&1 &
 waiting=$!
 status=0
-run tests/unit tests/tidy tests/model "$@" || status=$?
+run tests/unit tests/operator tests/tidy tests/model "$@" || status=$?
 wait "$waiting" || status=$?
 cat "$log"
 run tests/local "$@" || status=$?
