@@ -151,6 +151,43 @@ def test_a_long_inventory_lets_others_be_served_and_keeps_order(manager: Running
         assert stats(manager)["counts"]["recoveries"] == 1
 
 
+def test_an_active_node_says_whether_all_that_it_holds_is_known(manager: Running) -> None:
+    with FakeNode(manager.unix, join=False) as node:
+        node.slab.inventory()
+        node.attach_disk(OK)
+        node.on_disk.inventory([on_disk(1)], last=False)
+        view = node_view(manager)
+        assert (view["state"], view["inventory_complete"]) == ("Active", False)
+        with admin(manager) as http:
+            assert 'polarkv_node_inventory_complete{node="n1"} 0.0' in http.get("/metrics").text
+        node.on_disk.inventory()
+        assert node_view(manager)["inventory_complete"]
+    wait_until(lambda: node_view(manager)["state"] == "Down", "the node to be lost")
+    assert not node_view(manager)["inventory_complete"]
+    with FakeNode(manager.unix, join=False) as again:
+        again.slab.inventory()
+        again.attach_disk(OK)
+        view = node_view(manager)
+        assert (view["state"], view["inventory_complete"]) == ("Active", False)
+
+
+def test_bytes_are_counted_by_node_and_over_its_lives(manager: Running) -> None:
+    keys = [key(n * 0x0505_0505) for n in range(40)]
+    with FakeNode(manager.unix, "n1"), Client(manager.tcp) as client:
+        with FakeNode(manager.unix, "n2"):
+            client.store(keys)
+            client.release(client.acquire(keys).lease)
+            views = [node_view(manager, name) for name in ("n1", "n2")]
+            assert [view["read_bytes"] for view in views] == [view["stored_bytes"] for view in views]
+            assert sum(view["read_bytes"] for view in views) == stats(manager)["counts"]["read_bytes"] == 40_000
+            assert all(view["read_bytes"] > 0 for view in views)
+        with FakeNode(manager.unix, "n2", incarnation=1):
+            assert node_view(manager, "n2")["read_bytes"] == views[1]["read_bytes"]
+            with admin(manager) as http:
+                text = http.get("/metrics").text
+            assert f'polarkv_node_stored_bytes_total{{node="n2"}} {float(views[1]["stored_bytes"])}' in text
+
+
 @pytest.mark.parametrize("role", ["slab", "disk"])
 def test_losing_either_connection_loses_the_node_and_only_it(manager: Running, role: str) -> None:
     with FakeNode(manager.unix, "n1") as node, FakeNode(manager.unix, "n2") as other, Client(manager.tcp) as client:

@@ -93,9 +93,10 @@ def nodes_table(now: Sample) -> Table:
     for node in now.nodes:
         state = str(node["state"])
         colour = _STATE_COLOURS.get(NodeState(state), "white") if state in list(NodeState) else "white"
+        complete = node.get("inventory_complete", True) or state == NodeState.DOWN  # an older manager does not say
         made.add_row(
             node["name"],
-            f"[{colour}]{state}[/]",
+            f"[{colour}]{state}[/]" + ("" if complete else ", still reporting"),
             _use(node["memory_used_bytes"], node["memory_bytes"]),
             _use(node["disk_used_bytes"], node["disk_bytes"]),
             str(node["memory_entries"]),

@@ -195,6 +195,9 @@ def view_node(manager: Manager, record: NodeRecord) -> api.NodeView:
         operations=len(node.operations) if node else 0,
         holds=node.holds if node else 0,
         heard_ms_ago=max(0, now - min(record.heard.values(), default=now)),
+        inventory_complete=record.inventory_complete,
+        read_bytes=record.read_bytes,
+        stored_bytes=record.stored_bytes,
     )
 
 

@@ -52,6 +52,11 @@ class NodeView(Model):
     operations: int = Field(description="Commands that its disk server has not answered yet.")
     holds: int = Field(description="Entries that leases and tickets hold; a drain waits for them.")
     heard_ms_ago: int = Field(description="Silence of the more silent role.")
+    inventory_complete: bool = Field(
+        description="Whether this life has reported all that memory and disk hold: an Active node serves before it has."
+    )
+    read_bytes: int = Field(description="Payload bytes granted to readers; goes on when the node registers again.")
+    stored_bytes: int = Field(description="Payload bytes committed here; goes on when the node registers again.")
 
 
 class Nodes(Model):

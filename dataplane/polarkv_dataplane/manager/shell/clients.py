@@ -142,7 +142,9 @@ class Session:
         outcomes = self._directory.commit_store(request.ticket ^ self._mask, keys, request.checksums, now)
         committed = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome == CommitOutcome.COMMITTED]
         entries = self.manager.ledger.entries
-        self.manager.counts.add("stored_bytes", sum(entries[key].length_bytes for key in committed if key in entries))
+        sizes = _bytes_by_node(entries[key] for key in committed if key in entries)
+        self.manager.counts.add("stored_bytes", sum(sizes.values()))
+        self.manager.nodes.count(sizes, stored=True)
         self.manager.counts.add("commits_expired", len(keys) - len(committed))
         self.manager.recorder.used(committed)
         return Outcomes(outcomes)
@@ -174,7 +176,7 @@ class Session:
     ) -> ReadGrants:
         """Sign what was granted. ``places``: for each granted entry the place of its key in the call."""
         tiers = bytearray(len(outcomes))
-        size_bytes = from_disk = 0
+        from_disk = 0
         held: list[tuple[int, Entry | None]] = list(zip(places, granted.entries, strict=True))
         used = []
         for place, entry in held:
@@ -182,13 +184,14 @@ class Session:
                 disk = self.awaited.take(entry.key, now)
                 tiers[place] = Tier.DISK if disk else Tier.MEMORY
                 from_disk += disk
-                size_bytes += entry.length_bytes
                 used.append(entry.key)
         counts = self.manager.counts
         counts.add("hits_disk", from_disk)
         counts.add("hits_memory", len(used) - from_disk)
         counts.add("misses", outcomes.count(ReadOutcome.MISS))
-        counts.add("read_bytes", size_bytes)
+        sizes = _bytes_by_node(entry for entry in granted.entries if entry is not None)
+        counts.add("read_bytes", sum(sizes.values()))
+        self.manager.nodes.count(sizes, stored=False)
         self.manager.recorder.read(used)
         grants = self._sign(Access.READ, granted, held) if granted.number else []
         number = granted.number ^ self._mask if granted.number else 0
@@ -245,6 +248,14 @@ class Session:
             )
             for number, extents in by_node.items()
         ]  # fmt: skip
+
+
+def _bytes_by_node(entries: Iterable[Entry]) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for entry in entries:
+        number = entry.node.number
+        sizes[number] = sizes.get(number, 0) + entry.length_bytes
+    return sizes
 
 
 _Handler = Callable[[Session, int, bytes, int], object]

@@ -124,6 +124,16 @@ class ManagerCollector:
             for node in present:
                 family.add_metric([node.name], read(node))
             yield family
+        complete = GaugeMetricFamily(
+            "polarkv_node_inventory_complete", "1 when a cache node has reported all that it holds", labels=["node"]
+        )
+        loaded = CounterMetricFamily("polarkv_node_read_bytes", "Payload bytes granted to readers", labels=["node"])
+        stored = CounterMetricFamily("polarkv_node_stored_bytes", "Payload bytes committed", labels=["node"])
+        for record in records:
+            complete.add_metric([record.name], float(record.inventory_complete))
+            loaded.add_metric([record.name], record.read_bytes)
+            stored.add_metric([record.name], record.stored_bytes)
+        yield from (complete, loaded, stored)
 
     def _relayed(self, taken: set[str]) -> Iterator[Metric]:
         """What cache nodes counted, with node and role as labels, and the label of their own if they have one."""

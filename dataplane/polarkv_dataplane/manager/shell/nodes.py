@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,14 @@ class NodeRecord:
     heard: dict[str, int] = field(default_factory=dict)  # by role: manager's clock, ms
     counters: dict[str, dict[str, float]] = field(default_factory=dict)  # by role
     inventoried: set[str] = field(default_factory=set)  # roles that have reported all
+    read_bytes: int = 0  # granted to readers, since the manager's start: over all lives of this name
+    stored_bytes: int = 0  # committed, likewise
     lost: bool = False
+
+    @property
+    def inventory_complete(self) -> bool:
+        """Whether this life has reported all that it holds; a node is Active before its files are known."""
+        return not self.lost and self.inventoried == {"slab", "disk"}
 
 
 class Nodes:
@@ -121,6 +129,15 @@ class Nodes:
     def core(self, record: NodeRecord) -> CacheNode | None:
         """The core's record of this life, if it is the present one."""
         return self._manager.directory.members.present(record.number, record.incarnation)
+
+    def count(self, amounts: Mapping[int, int], *, stored: bool) -> None:
+        """Add payload bytes that clients read or stored, by the cache node's number."""
+        for number, size_bytes in amounts.items():
+            record = self.records[number]
+            if stored:
+                record.stored_bytes += size_bytes
+            else:
+                record.read_bytes += size_bytes
 
     def push(self, number: int, incarnation: int, role: str, frame: bytes) -> None:
         """Send a command. Dropped when its target is gone: the loss of the node cleans up."""
@@ -193,6 +210,8 @@ class Nodes:
             request.node, max(0, request.incarnation), memory, slab, request.fresh, now
         )
         record = NodeRecord(request.node, node.number, node.incarnation, request)
+        if former is not None:
+            record.read_bytes, record.stored_bytes = former.read_bytes, former.stored_bytes
         self.records[node.number] = record
         manager.recorder.node(node.name, node.number, node.incarnation)
         return record
@@ -328,7 +347,7 @@ class NodeLink:
             return
         if ended:
             self.record.inventoried.add(self.role)
-            if self.record.inventoried == {"slab", "disk"}:
+            if self.record.inventory_complete:
                 manager.recovered(node.name)
         self.peer.answer(Op.REPORT_INVENTORY, request_id, Empty())
         self.peer.release()
