@@ -28,6 +28,7 @@ from polarkv_client.protocol import grants
 from polarkv_client.protocol.messages import NodeInfo
 from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport
 from polarkv_client.transport.select import Transports
+from polarkv_client.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 _BACKGROUND_CALLS = 1024
@@ -162,6 +163,7 @@ class Engine:
         host = host_id()
         self.manager = ManagerClient(config, host)
         self.transports = Transports(config, host)
+        self.upkeep = Upkeep(self.manager, self.transports)
         self.pool = ThreadPoolExecutor(config.threads, thread_name_prefix="polarkv-move")
         self.background = Background(
             self.counters, lambda channel, lease, deadline: self.manager.release_read(channel, lease, True, deadline)
@@ -175,6 +177,7 @@ class Engine:
     def close(self) -> None:
         """Give everything back. Running operations end with errors."""
         self.background.close(_BACKGROUND_S)
+        self.upkeep.close(_BACKGROUND_S)
         self.manager.close()
         self.transports.close()
         self.pool.shutdown(wait=False, cancel_futures=True)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from polarkv_client import upkeep
 from polarkv_client.protocol import messages as m
 from polarkv_client.results import Reason, Stored
 from polarkv_client.sync import SyncClient
+from polarkv_client.transport.base import HeldGrant, Scope
+from polarkv_client.transport.shm import ShmTransport
 from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled
 from tests.support.slab_process import SlabProcess, start_slab
 from tests.support.small_manager import SmallManager
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -100,3 +106,73 @@ def test_a_node_that_begins_a_new_life_is_found_again(tmp_path: Path, kind: str)
         second.close()
     manager.close()
     first.close()
+
+
+def slab_memory_held(slab: SlabProcess) -> Callable[[], bool]:
+    """Whether this process holds the memory of ``slab`` open."""
+    memory = {os.stat(path).st_ino for path in Path(f"/proc/{slab.process.pid}/fd").iterdir() if is_memory(path)}
+    assert len(memory) == 1, "the slab server's memory is one file without a name"
+
+    def held() -> bool:
+        found = set()
+        for path in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.add(os.stat(path).st_ino)
+        return bool(found & memory)
+
+    return held
+
+
+def is_memory(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return "polarkv-pool" in os.readlink(path)
+    return False
+
+
+def test_an_idle_client_gives_a_dead_slabs_memory_back(own_slab: SlabProcess) -> None:
+    manager = SmallManager([own_slab.node()])
+    held = slab_memory_held(own_slab)
+    with SyncClient.connect(endpoint=manager.endpoint, transport="shm") as client:
+        assert client.store([key(1)], [payload(SIZE)]).stored == 1
+        assert held()
+        own_slab.kill()
+        wait_until(lambda: not held(), "the memory to be given back by a client that asks for nothing")
+        (status,) = client.status().nodes
+        assert (status.transport, status.why) == ("none", "shm: the slab server has gone")
+    manager.close()
+
+
+def test_an_idle_client_forgets_cache_nodes_that_are_no_more(
+    own_slab: SlabProcess, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SWEEP_S", 0.02)
+    monkeypatch.setattr(upkeep, "NODES_S", 0.05)
+    manager = SmallManager([own_slab.node()])
+    with SyncClient.connect(endpoint=manager.endpoint, transport=kind) as client:
+        assert client.store([key(1)], [payload(SIZE)]).stored == 1
+        assert [node.node for node in client.status().nodes] == ["node-0"]
+        manager.nodes = {}
+        assert wait_until(lambda: client.status().nodes == [], "the node to be forgotten")
+        manager.nodes = {7: own_slab.node()}
+        assert client.load([key(1)], [bytearray(SIZE)]).complete
+    manager.close()
+
+
+def test_a_node_forgotten_while_it_is_connected_to_leaks_nothing(
+    own_slab: SlabProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = SmallManager([own_slab.node()])
+    held = slab_memory_held(own_slab)
+    with SyncClient.connect(endpoint=manager.endpoint, transport="shm") as client:
+        transports = client._operations.engine.transports
+        reach = ShmTransport.reach
+
+        def forgotten(transport: ShmTransport, grant: HeldGrant, scope: Scope) -> None:
+            transports.forget_absent({})
+            reach(transport, grant, scope)
+
+        monkeypatch.setattr(ShmTransport, "reach", forgotten)
+        (chunk,) = client.store([key(1)], [payload(SIZE)]).chunks
+        assert chunk.reason is Reason.UNAVAILABLE
+        assert not held()
+    manager.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import socket
@@ -361,4 +362,34 @@ def test_a_file_system_without_write_is_mapped(slab: SlabProcess, monkeypatch: p
     targets = [bytearray(len(chunk)) for chunk in chunks]
     assert bench.transport.read(bench.grant(Access.READ, extents), picks(extents, list(targets)), soon()) == [None] * 2
     assert targets == chunks
+    bench.transport.close()
+
+
+def test_the_end_of_a_slab_server_is_seen_without_asking_it(own_slab: SlabProcess) -> None:
+    bench = Bench(own_slab, make("shm", own_slab.info))
+    assert not bench.transport.peer_gone()
+    bench.store([payload(5000)])
+    assert not bench.transport.peer_gone()
+    own_slab.kill()
+    assert wait_until(bench.transport.peer_gone, "its end to be seen")
+    bench.transport.close()
+    assert not bench.transport.peer_gone()
+
+
+def test_memory_that_cannot_be_mapped_leaks_no_descriptor(
+    slab: SlabProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def refusing(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "no room for it")
+
+    before = descriptors()
+    monkeypatch.setattr(os, "pwritev", refusing)
+    monkeypatch.setattr(mmap, "mmap", refusing)
+    bench = Bench(slab, make("shm", slab.info))
+    with pytest.raises(errors.Unavailable, match="cannot be mapped"):
+        bench.transport.reach(bench.grant(Access.READ, []), soon())
+    assert descriptors() == before
     bench.transport.close()

@@ -167,6 +167,10 @@ class Transport(ABC):
                 f"{self.node.name}: the grant is for incarnation {grant.body.incarnation}, not {self.node.incarnation}"
             )
 
+    def peer_gone(self) -> bool:
+        """Whether the node's server is known to have gone, without asking it; what is held of it is of no use then."""
+        return False
+
     @abstractmethod
     def ended_cleanly(self, error: BaseException) -> bool:
         """Whether, after a read failed with ``error``, no transfer of it can still be running anywhere."""

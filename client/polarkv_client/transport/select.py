@@ -65,8 +65,12 @@ class Transports:
         try:
             if route.transport is None or time.monotonic() >= route.retry_better_at:
                 self._connect(route, grant, scope)
-            assert route.transport is not None
-            return route.transport
+            transport = route.transport
+            assert transport is not None
+            if self._routes.get(node.number) is not route:  # forgotten meanwhile: nobody else would ever close it
+                transport.close()
+                raise errors.Unavailable(f"{node.name} has gone, or has begun a new life")
+            return transport
         except errors.PolarKVError as error:
             self.done(node, error)
             raise
@@ -97,6 +101,28 @@ class Transports:
             )
             for _, route in routes
         ]
+
+    @property
+    def used(self) -> bool:
+        """Whether there is a cache node that was used and not forgotten."""
+        return bool(self._routes)
+
+    def sweep(self) -> None:
+        """Close what leads to servers that have gone; their nodes' breakers stay as they are."""
+        with self._lock:
+            routes = list(self._routes.values())
+        for route in routes:
+            transport = route.transport
+            if transport is None or not transport.peer_gone() or not route.lock.acquire(blocking=False):
+                continue  # who connects now will find out
+            try:
+                if route.transport is transport:
+                    route.transport = None
+                    route.why = f"{transport.name}: the slab server has gone"
+                    route.retry_better_at = float("inf")
+            finally:
+                route.lock.release()
+            transport.close()
 
     def forget_absent(self, nodes: dict[int, NodeInfo]) -> None:
         """Close what leads to nodes that are not in the table any more."""

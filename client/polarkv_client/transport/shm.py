@@ -10,11 +10,12 @@ from __future__ import annotations
 import array
 import mmap
 import os
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import xxhash
@@ -43,6 +44,7 @@ class ShmTransport(Transport):
         self._descriptor = -1
         self._memory_bytes = 0
         self._mapping: mmap.mmap | None = None  # where the file system has no write
+        self._connection: wire.Connection | None = None  # stays open: its end is the slab server's
         self._users = 0
         self._closed = False
 
@@ -51,23 +53,26 @@ class ShmTransport(Transport):
         if self._descriptor >= 0:
             return
         deadline = min(scope.deadline, time.monotonic() + self._connect_timeout_s)
-        connection = wire.Connection.open(self.node.shm, deadline)
-        try:
+        with ExitStack() as undo:
+            connection = wire.Connection.open(self.node.shm, deadline)
+            undo.callback(connection.close)
             descriptor, attached = _attach(connection, grant.signed, deadline)
-        finally:
-            connection.close()
-        with self._lock:
-            if attached.incarnation != grant.body.incarnation or self._closed:
-                os.close(descriptor)
+            undo.callback(os.close, descriptor)
+            if attached.incarnation != grant.body.incarnation:
                 raise errors.Refused(
                     f"{self.node.name} is in incarnation {attached.incarnation}, not {grant.body.incarnation}"
                 )
-            if self._descriptor >= 0:  # another thread was faster
-                os.close(descriptor)
-            else:
-                self._mapping = None if _can_write(descriptor) else mmap.mmap(descriptor, attached.memory_bytes)
-                self._memory_bytes = attached.memory_bytes
-                self._descriptor = descriptor
+            mapping = None if _can_write(descriptor) else _map(descriptor, attached.memory_bytes)
+            if mapping is not None:
+                undo.callback(mapping.close)
+            with self._lock:
+                if self._closed:
+                    raise errors.Unavailable(f"the transport to {self.node.name} is closed")
+                if self._descriptor < 0:  # else another thread was faster
+                    self._connection, self._mapping = connection, mapping
+                    self._memory_bytes = attached.memory_bytes
+                    self._descriptor = descriptor
+                    undo.pop_all()
 
     def read(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[errors.PolarKVError | None]:
         self._expect_within(grant, picks)
@@ -96,6 +101,14 @@ class ShmTransport(Transport):
             end = extent.offset_bytes + layout.stride_bytes(extent.length_bytes)
             if extent.offset_bytes < 0 or end > self._memory_bytes:
                 raise errors.Refused(f"an extent at {extent.offset_bytes} lies outside the memory of {self.node.name}")
+
+    def peer_gone(self) -> bool:
+        with self._lock:
+            if self._connection is None:
+                return False
+            poll = select.poll()
+            poll.register(self._connection.sock, select.POLLIN | select.POLLRDHUP)
+            return bool(poll.poll(0))  # it says nothing unasked: whatever there is to read is the end
 
     def ended_cleanly(self, error: BaseException) -> bool:
         return True  # this side makes the copies: when the call returns, they are over
@@ -128,6 +141,9 @@ class ShmTransport(Transport):
             self._descriptor = -1
             if self._mapping is not None:
                 self._mapping.close()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
 
 def _read_one(descriptor: int, pick: Pick, header: bytearray, scope: Scope) -> xxhash.xxh3_64:
@@ -181,6 +197,13 @@ def _can_write(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, size_bytes)
+    except (OSError, ValueError) as error:
+        raise errors.Unavailable(f"the node's memory cannot be mapped: {error}") from error
 
 
 def _put_mapped(mapping: mmap.mmap, vector: Sequence[Part], offset: int) -> int:
