@@ -112,7 +112,11 @@ def _property(name: str, schema: dict[str, Any], required: list[str]) -> dict[st
     if schema.get("type") == "object" and "properties" in schema and name not in required:
         if schema.pop("nullable", False):
             return schema
-        return {**schema, "default": {}}
+        # The API server holds a default against the object's own rules before it fills in the defaults below it.
+        ruled = "x-kubernetes-validations" in schema
+        children = schema["properties"] if ruled else {}
+        default = {key: child["default"] for key, child in children.items() if "default" in child}
+        return {**schema, "default": default}
     schema.pop("nullable", None)
     return schema
 

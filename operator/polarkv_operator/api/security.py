@@ -51,6 +51,7 @@ class SecuritySpec(ApiModel):
         list[TenantSpec],
         Field(min_length=1, max_length=256, json_schema_extra={
             "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+            "default": [{"name": DEFAULT_TENANT}],
         }),
     ] = Field(
         default_factory=lambda: [TenantSpec(name=DEFAULT_TENANT)],
