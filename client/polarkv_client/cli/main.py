@@ -35,6 +35,7 @@ BUILT_IN = {
 }
 # What the data plane adds; said here too, so that a client without it can say what to install.
 DATA_PLANE = ("up", "down", "manager", "slab", "disk")
+PLANNER = ("plan",)
 
 
 class ExitCode(IntEnum):
@@ -53,7 +54,7 @@ class CommandSet(click.Group):
     def targets(self) -> dict[str, str]:
         """``module:attribute`` of every subcommand, by name."""
         added = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-        return {**dict.fromkeys(DATA_PLANE, ""), **added, **BUILT_IN}
+        return {**dict.fromkeys((*DATA_PLANE, *PLANNER), ""), **added, **BUILT_IN}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order in which people need them."""
@@ -100,7 +101,8 @@ def _is_absent(error: ModuleNotFoundError) -> bool:
 
 def _missing(name: str, error: ModuleNotFoundError) -> click.Command:
     """A command that is not complete here and says why."""
-    fix = f"pip install '{DISTRIBUTION}[dataplane]'"
+    extra = "planner" if name in PLANNER else "dataplane"
+    fix = f"pip install '{DISTRIBUTION}[{extra}]'"
 
     @click.command(
         name,
@@ -109,7 +111,7 @@ def _missing(name: str, error: ModuleNotFoundError) -> click.Command:
         add_help_option=False,
     )
     def missing() -> None:
-        raise errors.ConfigurationError(f"polarkv {name}", str(error), f"this command needs the data plane: {fix}")
+        raise errors.ConfigurationError(f"polarkv {name}", str(error), f"this command needs the extra {extra!r}: {fix}")
 
     return missing
 

@@ -1,0 +1,134 @@
+"""`polarkv plan` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from polarkv_client.cli.main import run
+
+ARTICLE = ["--bandwidth", "12GB/s", "--capacity", "21440GiB", "--memory", "156GiB", "--nominal", "--disk-path", "burst"]
+HERE = ["--market", "alibaba-cn"]
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = run(["plan", *arguments])
+    return code, capsys.readouterr().out
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    code, out = plan(capsys, *arguments, "--json")
+    assert code == 0, out
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out = plan(capsys, *arguments, "--json")
+    assert code != 0
+    found: dict[str, Any] = json.loads(out)["error"]
+    return found
+
+
+def test_the_articles_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = answer(capsys, *ARTICLE, *HERE)
+    assert (found["fleet"]["nodes"], found["fleet"]["instance"]) == (39, "ecs.c9i.large")
+    assert found["fleet"]["cost_month"] == 17_975.49
+    assert len(found["runners_up"]) == 4
+    assert found["demands"]["disk_capacity"]["binding"]
+    assert found["demands"]["network_bandwidth"]["one_more_1_GB_per_s"] > 0
+    assert any("needs burst" in caution for caution in found["cautions"])
+    assert any("9.75 GB/s" in caution for caution in found["cautions"])
+
+
+def test_every_market_is_answered_in_its_currency(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "--memory", "100GiB")
+    assert [each["fleet"]["currency"] for each in found] == ["CNY", "USD"]
+
+
+def test_bandwidth_of_both_kinds_is_priced_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """Either alone costs nothing, because the other asks for the same machines."""
+    (found,) = answer(capsys, "--bandwidth", "12GB/s", *HERE)
+    assert found["demands"]["network_and_disk_bandwidth"]["binding"]
+
+
+def test_text_names_what_binds_and_where_prices_are_from(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = plan(capsys, *ARTICLE, *HERE)
+    assert code == 0
+    for part in ("39", "ecs.c9i.large", "17,975.49 CNY", "(binding)", "ali-describeprice-2026-10 (2026-10-09)"):
+        assert part in out
+
+
+def test_a_model_and_a_context(capsys: pytest.CaptureFixture[str]) -> None:
+    context = ["--model", "qwen3-235b-a22b", "--context", "32Ki"]
+    (found,) = answer(capsys, *context, "--sessions", "100", "--load-seconds", "2", *HERE)
+    assert found["demands"]["disk_capacity"]["asked"] == -(-32768 * 192_512 * 100 // (1 << 30))
+    assert found["demands"]["network_bandwidth"]["asked"] == round(32768 * 192_512 / 2)
+    (found,) = answer(capsys, *context, "--sessions", "100", "--pool", "memory", *HERE)
+    assert found["demands"]["memory"]["asked"] == -(-32768 * 192_512 * 100 // (1 << 20))
+    assert found["fleet"]["disk"] is None
+
+
+def test_the_most_memory_for_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    pool = ["--pool", "memory", "--bandwidth", "12GB/s", "--nominal", *HERE]
+    (found,) = answer(capsys, *pool, "--budget", "18414", "--maximize", "memory")
+    assert (found["fleet"]["instance"], found["fleet"]["memory_gib"]) == ("ecs.r9i.xlarge", 928)
+
+
+def test_the_most_bandwidth_for_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = answer(capsys, "--budget", "18414", "--maximize", "bandwidth", "--capacity", "10TB", *HERE)
+    assert found["fleet"]["cost_month"] <= 18_414
+    reached = found["fleet"]["network_bytes_per_s"]
+    (cheapest,) = answer(capsys, "--bandwidth", str(reached), "--disk-bandwidth", "0", "--capacity", "10TB", *HERE)
+    assert cheapest["fleet"]["cost_month"] == found["fleet"]["cost_month"]
+
+
+def test_a_custom_resource_for_kubectl(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = plan(capsys, *ARTICLE, *HERE, "-o", "cr", "--name", "kv", "--namespace", "llm", "--layout", "RAID0")
+    assert code == 0
+    storage_class, cluster = yaml.safe_load_all(out)
+    assert storage_class["volumeBindingMode"] == "WaitForFirstConsumer"
+    assert storage_class["parameters"] == {"type": "cloud_essd", "performanceLevel": "PL0"}
+    nodes = cluster["spec"]["cacheNodes"]
+    assert cluster["metadata"] == {"name": "kv", "namespace": "llm"}
+    assert nodes["replicas"] == 39
+    assert nodes["memory"] == {"size": "4096Mi"}
+    assert nodes["storage"] == {
+        "layout": "RAID0", "volumesPerNode": 2, "volumeSize": "275Gi",
+        "storageClassName": storage_class["metadata"]["name"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "say what is needed"),
+        (["--bandwidth", "fast"], "--bandwidth='fast'"),
+        (["--context", "32k"], "--model"),
+        (["--model", "qwen3-8b"], "--context"),
+        (["--model", "qwen3-8b", "--context", "-5"], "number of tokens"),
+        (["--maximize", "memory"], "--budget"),
+        (["--memory", "1TiB", "--budget", "10"], "the cheapest in alibaba-cn costs"),
+        (["--memory", "1GiB", "--market", "moon"], "use one of"),
+        (["--memory", "1GiB", "--pool", "memory", "--capacity", "1TB"], "has no disks"),
+        (["--memory", "1GiB", "-o", "cr"], "say which market"),
+        (["--memory", "1GiB", "-o", "cr", "--pool", "memory", *HERE], "plan with disks"),
+        (["--memory", "1GiB", "--nodes", "5", "2"], "--nodes='5 2'"),
+        (["--memory", "1GiB", "--instance", "none.*"], "loosen --instance"),
+        (["--bandwidth", "1PB/s", *HERE], "no fleet"),
+        (["--memory", "1GiB", "--io-size", "1"], "--io-size"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+    assert text in error(capsys, *arguments)["text"]
+
+
+def test_the_table_of_models(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = plan(capsys, "--list-models", "--json")
+    assert code == 0
+    assert {"qwen3-235b-a22b": 192_512}.items() <= {m["name"]: m["kv_bytes_per_token"] for m in json.loads(out)}.items()
+    code, out = plan(capsys, "--list-models")
+    assert "192,512" in out
