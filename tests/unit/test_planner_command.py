@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from polarkv_client.cli.main import run
+from polarkv_operator.api import parse
 
 ARTICLE = ["--bandwidth", "12GB/s", "--capacity", "21440GiB", "--memory", "156GiB", "--nominal", "--disk-path", "burst"]
 HERE = ["--market", "alibaba-cn"]
@@ -100,6 +101,22 @@ def test_a_custom_resource_for_kubectl(capsys: pytest.CaptureFixture[str]) -> No
         "layout": "RAID0", "volumesPerNode": 2, "volumeSize": "275Gi",
         "storageClassName": storage_class["metadata"]["name"],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["JBOD", "RAID0"])
+def test_the_custom_resource_is_one_that_the_operator_reads(capsys: pytest.CaptureFixture[str], layout: str) -> None:
+    rdma = ["--rdma", "--rdma-resource", "aliyun/erdma"]
+    _, out = plan(capsys, "--bandwidth", "4GB/s", "--memory", "64GiB", *HERE, *rdma, "--layout", layout, "-o", "cr")
+    (planned,) = answer(capsys, "--bandwidth", "4GB/s", "--memory", "64GiB", *HERE, "--rdma")
+    nodes = parse(list(yaml.safe_load_all(out))[1]).spec.cache_nodes
+    assert nodes.replicas == planned["fleet"]["nodes"]
+    assert nodes.memory.size.bytes == planned["fleet"]["memory_gib"] * 2**30 / nodes.replicas
+    assert nodes.storage.layout == layout
+    assert nodes.storage.volumes_per_node == planned["fleet"]["disks_per_node"]
+    assert nodes.storage.volume_size.bytes == planned["fleet"]["disk_gib"] << 30
+    assert nodes.transport.resource_name == "aliyun/erdma"
+    instance = nodes.pod_template.spec["nodeSelector"]["node.kubernetes.io/instance-type"]
+    assert instance == planned["fleet"]["instance"]
 
 
 @pytest.mark.parametrize(
