@@ -44,9 +44,7 @@ def stride_bytes(length_bytes: int) -> int:
 
 def pack_header(header: Header) -> bytes:
     """The 64 bytes of a header."""
-    raw = _HEADER.pack(
-        _MAGIC, _VERSION, 0, header.key, header.length_bytes, header.checksum, header.tenant, 0
-    )
+    raw = _HEADER.pack(_MAGIC, _VERSION, 0, header.key, header.length_bytes, header.checksum, header.tenant, 0)
     return raw[:-4] + _CRC.pack(zlib.crc32(raw[:-4]))
 
 

@@ -280,9 +280,7 @@ def _requests(trace: Path | None, seed: int | None, limit: int | None) -> tuple[
 
 
 @contextmanager
-def _progress(
-    shown: bool | None, total: int, duration: float | None
-) -> Iterator[Callable[[ReplayReport], None]]:
+def _progress(shown: bool | None, total: int, duration: float | None) -> Iterator[Callable[[ReplayReport], None]]:
     """A progress bar on standard error; yields what is to be told of each request that ended."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -19,6 +19,7 @@ from polarkv_client.transport.tcp import TcpTransport
 log = logging.getLogger(__name__)
 _RETRY_BETTER_S = 30.0  # how long a node stays on its second choice before the first is tried again
 
+
 class _Route:
     """One life of one cache node."""
 
