@@ -13,11 +13,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from polarkv_client.endpoints import parse_endpoint
 from polarkv_client.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "POLARKV_"
 CONNECTION_FILE = "connection.json"
-_CONNECTION_VARIABLE = "POLARKV_CONNECTION"
+CONNECTION_VARIABLE = "POLARKV_CONNECTION"
 _SECRET_FIELDS = frozenset({"token", "admin_token"})
 
 
@@ -79,10 +80,7 @@ class ClientConfig(BaseModel):
     @field_validator("endpoint")
     @classmethod
     def _endpoint_form(cls, value: str) -> str:
-        scheme, _, rest = value.partition("://")
-        host, _, port = rest.rpartition(":")
-        if not (scheme == "unix" and rest.startswith("/")) and not (scheme == "tcp" and host and port.isdigit()):
-            raise ValueError("use unix:///PATH or tcp://HOST:PORT")
+        parse_endpoint(value)
         return value
 
 
@@ -102,7 +100,7 @@ def load_config(
     """
     env = os.environ if environment is None else environment
     values: dict[str, object] = {}
-    path = connection if connection is not None else env.get(_CONNECTION_VARIABLE)
+    path = connection if connection is not None else env.get(CONNECTION_VARIABLE)
     if path:
         values.update(_read_file(Path(path)))
     for name in ClientConfig.model_fields:

@@ -8,6 +8,7 @@ import threading
 import time
 
 from polarkv_client import errors
+from polarkv_client.endpoints import parse_endpoint
 
 
 class Resolver:
@@ -15,10 +16,9 @@ class Resolver:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        scheme, _, rest = endpoint.partition("://")
-        host, _, self._port = rest.rpartition(":")
-        self._host = host.strip("[]")
-        self._literal = scheme != "tcp" or _is_address(self._host)
+        target = parse_endpoint(endpoint)
+        self._host, self._port = target.host, target.port
+        self._literal = bool(target.path) or _is_address(self._host)
         self._lock = threading.Lock()
         self._running: _Lookup | None = None
 

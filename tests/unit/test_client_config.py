@@ -45,6 +45,7 @@ def test_none_means_not_given(tmp_path: Path) -> None:
     ("field", "value"),
     [
         ("endpoint", "http://x:1"), ("endpoint", "tcp://x"), ("endpoint", "unix://relative"), ("deadline_ms", 0),
+        ("endpoint", "tcp://x:99999"), ("endpoint", "tcp://x:٣"), ("endpoint", "tcp://x:0"), ("endpoint", "tcp://:1"),
         ("deadline_ms", "soon"), ("transport", "rdma2"), ("threads", 0), ("inflight_bytes", 10),
     ],
 )  # fmt: skip

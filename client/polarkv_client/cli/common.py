@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from polarkv_client.config import CONNECTION_FILE, ClientConfig, load_config
+from polarkv_client.config import CONNECTION_FILE, CONNECTION_VARIABLE, ClientConfig, load_config
 from polarkv_client.errors import ConfigurationError, DeadlineExceeded, Unavailable
 from polarkv_client.layout import MAX_PAYLOAD_BYTES
 from polarkv_client.settings_cli import Section, Setting, parse_size, read_section, show_size
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from polarkv_client.sync import SyncClient
 
 CLIENT = Section("client", ClientConfig)
-CONNECTION_VARIABLE = "POLARKV_CONNECTION"
 _WAIT_FOR_SPACE_MS = 10_000
 _DEADLINE_MS = 30_000
 _FOLDERS = (".polarkv", "~/.polarkv")

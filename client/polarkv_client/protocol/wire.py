@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from polarkv_client import errors
+from polarkv_client.endpoints import parse_endpoint
 from polarkv_client.protocol.messages import Failure, Op
 
 WIRE_VERSION = 1
@@ -275,20 +276,20 @@ def connect_socket(endpoint: str, deadline: float) -> socket.socket:
     Raises:
         ConfigurationError: no such form. OSError, TimeoutError: as the system says.
     """
-    scheme, _, rest = endpoint.partition("://")
+    try:
+        target = parse_endpoint(endpoint)
+    except ValueError as error:
+        raise errors.ConfigurationError("endpoint", endpoint, str(error)) from None
     timeout = _remaining(deadline)
-    if scheme == "unix" and rest.startswith("/"):
+    if target.path:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout)
-            sock.connect(rest)
+            sock.connect(target.path)
         except BaseException:
             sock.close()
             raise
         return sock
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit():
-        raise errors.ConfigurationError("endpoint", endpoint, "use tcp://HOST:PORT or unix:///PATH")
-    sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
+    sock = socket.create_connection((target.host, target.port), timeout)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

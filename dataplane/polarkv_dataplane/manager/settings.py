@@ -86,11 +86,9 @@ class ManagerSettings(Settings):
         if not self.rpc:
             raise ConfigurationError("rpc", "", "name at least one endpoint: tcp://HOST:PORT or unix:///PATH")
         for endpoint in self.rpc:
-            check_endpoint("rpc", endpoint)
+            check_endpoint("rpc", endpoint, listening=True)
             if endpoint.startswith("unix://"):
                 check_unix_path("rpc", endpoint.removeprefix("unix://"))
-            elif int(endpoint.rpartition(":")[2]) > 65535:
-                raise ConfigurationError("rpc", endpoint, "use a port from 0 to 65535")
         if self.node_timeout_ms < 2 * self.heartbeat_ms:
             raise ConfigurationError(
                 "node_timeout_ms", self.node_timeout_ms, f"use at least two heartbeats ({2 * self.heartbeat_ms})"

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from polarkv_client.endpoints import parse_endpoint
 from polarkv_client.errors import ConfigurationError
 
 
@@ -28,17 +29,17 @@ class Settings(BaseModel):
             raise ConfigurationError(field, first.get("input"), first["msg"]) from None
 
 
-def check_endpoint(field: str, value: str) -> str:
-    """Return ``value`` if it has the form of an endpoint.
+def check_endpoint(field: str, value: str, *, listening: bool = False) -> str:
+    """Return ``value`` if it has the form of an endpoint; see :func:`parse_endpoint`.
 
     Raises:
         ConfigurationError: it has not.
     """
-    scheme, _, rest = value.partition("://")
-    host, _, port = rest.rpartition(":")
-    if (scheme == "unix" and rest.startswith("/")) or (scheme == "tcp" and host and port.isdigit()):
-        return value
-    raise ConfigurationError(field, value, "use tcp://HOST:PORT or unix:///PATH")
+    try:
+        parse_endpoint(value, listening=listening)
+    except ValueError as error:
+        raise ConfigurationError(field, value, str(error)) from None
+    return value
 
 
 def check_unix_path(field: str, value: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polarkv_client.endpoints import parse_endpoint
 from polarkv_client.errors import ConfigurationError
 from polarkv_dataplane.manager.settings import ManagerSettings
 from polarkv_dataplane.manager.shell.credentials import Credentials, load_credentials
@@ -140,10 +141,10 @@ def bind_endpoint(endpoint: str) -> socket.socket:
     Raises:
         ConfigurationError: it cannot be bound.
     """
-    if endpoint.startswith("tcp://"):
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        return bind_tcp("rpc", host.strip("[]"), int(port))
-    path = endpoint.removeprefix("unix://")
+    target = parse_endpoint(endpoint, listening=True)
+    if not target.path:
+        return bind_tcp("rpc", target.host, target.port)
+    path = target.path
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _answers(path):

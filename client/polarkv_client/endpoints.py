@@ -1,0 +1,33 @@
+"""What an endpoint looks like, for everyone who listens or connects."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_HIGHEST_PORT = 65_535
+
+
+class Endpoint(NamedTuple):
+    """``path`` of a Unix socket, or ``host`` (a name or an address, without brackets) and ``port``."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+def parse_endpoint(value: str, *, listening: bool = False) -> Endpoint:
+    """Read ``unix:///PATH`` or ``tcp://HOST:PORT``. Who is ``listening`` may say port 0: any that is free.
+
+    Raises:
+        ValueError: it is neither; the text says what to use.
+    """
+    scheme, _, rest = value.partition("://")
+    if scheme == "unix" and rest.startswith("/"):
+        return Endpoint(path=rest)
+    host, _, digits = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (digits.isascii() and digits.isdigit()):
+        raise ValueError("use unix:///PATH or tcp://HOST:PORT")
+    port, lowest = int(digits[:20]), 0 if listening else 1
+    if not lowest <= port <= _HIGHEST_PORT:
+        raise ValueError(f"use a port from {lowest} to {_HIGHEST_PORT}")
+    return Endpoint(host=host.removeprefix("[").removesuffix("]"), port=port)
