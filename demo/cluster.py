@@ -18,6 +18,7 @@ import httpx
 
 from polarkv_client.cli.admin_api import AdminClient
 from polarkv_client.config import CONNECTION_FILE, load_config
+from polarkv_client.states import EntryState
 
 ROOT = Path(__file__).parents[1]
 _START_S = 60.0
@@ -82,7 +83,8 @@ class Cluster:
 
             def only_on_disk() -> bool:
                 admin.evict(None, purge=False)  # what disk does not have yet stays, for the next round
-                return {state for state, count in admin.stats()["entries_by_state"].items() if count} == {"DISK"}
+                counts = admin.stats()["entries_by_state"]
+                return {state for state, count in counts.items() if count} == {EntryState.DISK.word}
 
             wait_until(only_on_disk, seconds, "the memory copies were not moved to disk")
 

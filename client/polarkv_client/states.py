@@ -16,6 +16,11 @@ class EntryState(IntEnum):
     LOADING = 6
     PURGING = 7
 
+    @property
+    def word(self) -> str:
+        """The state as users meet it, in the API, in metrics, in the command and in the docs: ``MemoryAndDisk``."""
+        return "".join(part.capitalize() for part in self.name.split("_"))
+
 
 HAS_MEMORY = frozenset(EntryState) - {EntryState.DISK, EntryState.PURGING}
 HAS_DISK = frozenset({EntryState.MEMORY_AND_DISK, EntryState.DISK, EntryState.LOADING})

@@ -21,7 +21,7 @@ is not shown for a state is a bug, raises, and changes nothing.
 
 def name(state: EntryState | None) -> str:
     """Return a state's name as the docs spell it: ``MemoryAndDisk``, or ``absent`` for no entry."""
-    return "absent" if state is None else "".join(part.capitalize() for part in state.name.split("_"))
+    return "absent" if state is None else state.word
 
 
 def event_name(event: Event) -> str:

@@ -51,7 +51,7 @@ def test_a_killed_supervisor_leaves_nothing_but_what_is_on_disk(folder: Path) ->
         with SyncClient.connect(cluster.connection) as client:
             assert client.store(KEYS, payloads()).stored == len(KEYS)
         with AdminClient(load_config(cluster.connection)) as admin:
-            wait_until(lambda: all(e["state"] == "MEMORY_AND_DISK" for e in admin.entries(100)), "offloads")
+            wait_until(lambda: all(e["state"] == "MemoryAndDisk" for e in admin.entries(100)), "offloads")
         first = json.loads(cluster.connection.read_text())
         pids = list(cluster.pids().values())
         assert len(alive(pids)) == 4

@@ -181,7 +181,7 @@ def test_evicting_everything_never_asks_more_of_a_disk_than_it_can_answer_in_tim
         FakeNode(manager.unix) as node,
     ):
         client.store([key(n) for n in range(2000)])
-        wait_until(lambda: stats(manager)["entries_by_state"]["MEMORY_AND_DISK"] == 2000, "the offloads")
+        wait_until(lambda: stats(manager)["entries_by_state"]["MemoryAndDisk"] == 2000, "the offloads")
         assert http.post("/v1/evict", json={"all": True, "purge": True}).json()["evicted"] == 2000
         wait_until(lambda: stats(manager)["entries"] == 0, "the files to be deleted")
         assert not node.slab.closed.is_set()
@@ -206,7 +206,7 @@ def test_metrics_say_what_happened(manager: Running, http: httpx.Client) -> None
         client.store(keys)
         client.exists(*keys)
         client.release(client.acquire([*keys, key(9)]).lease)
-        wait_until(lambda: metric(http, 'polarkv_entries{state="memory_and_disk"}') == 4, "the offloads")
+        wait_until(lambda: metric(http, 'polarkv_entries{state="MemoryAndDisk"}') == 4, "the offloads")
         assert metric(http, 'polarkv_hits_total{tier="memory"}') == 4
         assert metric(http, 'polarkv_hits_total{tier="disk"}') == 0
         assert metric(http, "polarkv_misses_total") == 1

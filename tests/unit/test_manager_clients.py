@@ -205,8 +205,8 @@ def test_a_load_that_could_not_begin_begins_while_its_reader_waits(manager: Runn
         with Client(manager.tcp) as reader:
             reader.connection.send(encode_frame(Op.ACQUIRE_READ, 9, AcquireRead(keys[0], 8000)), deadline())
             wait_until(lambda: stats(manager)["waiting_calls"] == 1, "the call to be parked")
-            assert stats(manager)["entries_by_state"]["LOADING"] == 0
-            wait_until(lambda: stats(manager)["entries_by_state"]["MEMORY_AND_DISK"] == 16, "the offloads")
+            assert stats(manager)["entries_by_state"]["Loading"] == 0
+            wait_until(lambda: stats(manager)["entries_by_state"]["MemoryAndDisk"] == 16, "the offloads")
             client.release(lease)
             answer = decode_body(reader.connection.receive(deadline(3)).body, ReadGrants)
             assert list(answer.outcomes) == [ReadOutcome.GRANTED]

@@ -84,6 +84,8 @@ def test_a_node_serves_once_both_roles_are_there_and_memory_is_proved(manager: R
         ({"host_id": "elsewhere"}, "host_id 'elsewhere' is not that of the slab"),
         ({"node": "n2"}, "slab not registered yet: try again"),
         ({"disk_bytes": -1}, "disk_bytes=-1"),
+        ({"volumes": 0}, "volumes=0"),
+        ({"volumes": 257}, "volumes=257"),
     ],
 )
 def test_a_disk_server_must_belong_to_its_slab_server(manager: Running, overrides: dict[str, Any], text: str) -> None:
@@ -102,6 +104,7 @@ def test_a_disk_server_must_belong_to_its_slab_server(manager: Running, override
         ({"slab_bytes": 1000}, errors.Refused, "slab_bytes=1000"),
         ({"slab_bytes": 0}, errors.Refused, "slab_bytes=0"),
         ({"memory_bytes": 4096}, errors.Refused, "memory_bytes=4096"),
+        ({"memory_bytes": (1 << 32) + 4096, "slab_bytes": 4096}, errors.Refused, "at most 1048576"),
         ({"role": "both"}, errors.Refused, "role='both'"),
     ],
 )
@@ -127,7 +130,7 @@ def test_what_a_node_proves_is_served_and_nothing_else(manager: Running) -> None
         # Memory is written to disk at once, whatever the disk says later; one file could never be loaded.
         assert {c.key for op, c in commands if op == Op.OFFLOAD} == {key(1), key(2), key(3)}
         assert {c.key for op, c in commands if op == Op.PURGE} == {key(5)}
-        assert stats(manager)["entries_by_state"]["DISK"] == 1
+        assert stats(manager)["entries_by_state"]["Disk"] == 1
         with admin(manager) as http:
             tenants = {t["name"]: t["used_bytes"] for t in http.get("/v1/tenants").json()["tenants"]}
         assert tenants == {"a": 0, "b": 4 * 4096}
@@ -241,10 +244,10 @@ def test_messages_of_another_life_are_refused(manager: Running) -> None:
                 node.on_disk.ask(Op.OPERATION_DONE, OperationDone(*life, command.operation, 0), Empty)
             with pytest.raises(errors.Refused, match="is over"):
                 node.slab.ask(Op.REPORT_INVENTORY, ReportInventory(*life, [in_memory(5, 0)], True), Empty)
-        assert stats(manager)["entries_by_state"]["OFFLOADING"] == 1
+        assert stats(manager)["entries_by_state"]["Offloading"] == 1
         node.on_disk.done(command)
         node.on_disk.done(command)  # an answer that comes twice changes nothing
-        assert stats(manager)["entries_by_state"]["MEMORY_AND_DISK"] == 1
+        assert stats(manager)["entries_by_state"]["MemoryAndDisk"] == 1
         assert stats(manager)["counts"]["operations_stale"] == 1
 
 

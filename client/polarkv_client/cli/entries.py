@@ -25,11 +25,6 @@ _MOST_MATCHES = 65_536
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def state_word(name: str) -> str:
-    """A state as the documents write it: MEMORY_AND_DISK is MemoryAndDisk."""
-    return "".join(part.capitalize() for part in name.split("_"))
-
-
 def parse_duration(text: str, field: str) -> int:
     """Milliseconds of ``30s``, ``10m``, ``2h``, ``1d``, ``1500ms``.
 
@@ -97,8 +92,6 @@ def ls(session: Session, limit: int, prefix: str) -> None:
     with session.admin() as admin:
         entries = list(admin.entries(limit, prefix.lower()))
         total = admin.stats()["entries"]
-    for entry in entries:
-        entry["state"] = state_word(entry["state"])
     session.show(entries, lambda out: _render(out, entries, total, prefix))
 
 

@@ -14,7 +14,6 @@ import click
 
 from polarkv_client.cli.admin_api import AdminClient
 from polarkv_client.cli.common import Session, console, session_options, table
-from polarkv_client.cli.entries import state_word
 from polarkv_client.cli.main import ExitCode
 from polarkv_client.errors import PolarKVError
 from polarkv_client.settings_cli import show_size
@@ -110,7 +109,7 @@ def _summary(now: Sample, earlier: Sample | None) -> list[str]:
     stats = now.stats
     rates = now.hit_rates(earlier)
     since = f"in the last {now.at - earlier.at:.0f} s" if earlier else f"since {stats['uptime_s']:.0f} s"
-    states = ", ".join(f"{count} {state_word(name)}" for name, count in stats["entries_by_state"].items() if count)
+    states = ", ".join(f"{count} {name}" for name, count in stats["entries_by_state"].items() if count)
     lines = [
         f"hit rate {since}: [bold]{_percent(rates['total'])}[/] (memory {_percent(rates['memory'])}, "
         f"disk {_percent(rates['disk'])})",

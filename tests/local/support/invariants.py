@@ -9,7 +9,8 @@ from polarkv_client.states import HAS_DISK, HAS_MEMORY, EntryState, NodeState
 from tests.local.support.world import World
 from tests.support.waiting import wait_until
 
-PASSING = ("WRITING", "OFFLOADING", "LOADING", "PURGING")
+STATES = {state.word: state for state in EntryState}
+PASSING = ("Writing", "Offloading", "Loading", "Purging")
 
 
 def settled(world: World, within_s: float = 20.0) -> dict[str, Any]:
@@ -61,8 +62,8 @@ def wrong_books(world: World, stats: dict[str, Any]) -> dict[str, Any]:
     states: Counter[str] = Counter()
     found: dict[str, Any] = {}
     for entry in world.entries():
-        state = EntryState[entry["state"]]
-        states[state.name] += 1
+        state = STATES[entry["state"]]
+        states[state.word] += 1
         memory[entry["node"]] += entry["stride_bytes"] if state in HAS_MEMORY else 0
         disk[entry["node"]] += entry["stride_bytes"] if state in HAS_DISK else 0
         if entry["leases"]:

@@ -205,7 +205,7 @@ def view_entry(entry: Entry, now: int) -> api.EntryView:
     """An entry as the API shows it."""
     return api.EntryView(
         key=entry.key.hex(),
-        state=entry.state.name if entry.state is not None else "ABSENT",
+        state=entry.state.word if entry.state is not None else "Absent",
         node=entry.node.name,
         tenant=entry.tenant.name,
         length_bytes=entry.length_bytes,
@@ -236,7 +236,7 @@ def make_stats(manager: Manager, started: float) -> api.Stats:
         epoch=manager.epoch,
         uptime_s=time.monotonic() - started,
         entries=len(ledger.entries),
-        entries_by_state={state.name: count for state, count in ledger.counts.items() if state is not None},
+        entries_by_state={state.word: count for state, count in ledger.counts.items() if state is not None},
         memory_bytes=sum(node.pool.memory_bytes for node in nodes),
         memory_used_bytes=sum(node.pool.used_bytes for node in nodes),
         disk_bytes=sum(node.disk_bytes for node in nodes),

@@ -89,7 +89,7 @@ class ManagerCollector:
         states = GaugeMetricFamily("polarkv_entries", "Entries by state", labels=["state"])
         for state, count in ledger.counts.items():
             if state is not None:
-                states.add_metric([state.name.lower()], count)
+                states.add_metric([state.word], count)
         yield states
         for name, text, value in (
             ("polarkv_leases", "Live leases", len(manager.directory.leases)),
