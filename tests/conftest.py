@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -71,8 +72,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.stash.setdefault(_LEFT, []).append(f"{child.pid} {command}")
         child.kill()
     psutil.wait_procs(left, timeout=10)
-    if left and session.exitstatus == pytest.ExitCode.OK:
+    found = session.config.stash.get(_LEFT, [])
+    if hasattr(session.config, "workeroutput"):  # one of several workers: it has no exit status of its own
+        session.config.workeroutput["left"] = found
+    elif found and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker found left behind."""
+    node.config.stash.setdefault(_LEFT, []).extend(getattr(node, "workeroutput", {}).get("left", []))
 
 
 _LEFT = pytest.StashKey[list[str]]()

@@ -46,9 +46,10 @@ def test_that_forgets_its_process():
 """
 
 
-def test_a_run_that_leaves_a_process_behind_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "side by side"])
+def test_a_run_that_leaves_a_process_behind_fails(tmp_path: Path, workers: tuple[str, ...]) -> None:
     (tmp_path / "test_leak.py").write_text(LEAKS, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-c", "/dev/null", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-c", "/dev/null", *workers, str(tmp_path)]
     root = Path(__file__).resolve().parents[2]
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=50, check=False)
     assert run.returncode == 1, run.stdout
