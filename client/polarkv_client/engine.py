@@ -5,6 +5,7 @@ Nothing here turns an error into a miss: errors are kept as values in the places
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -83,6 +84,7 @@ class Background:
         self._lock = threading.Lock()
         self._ended: dict[Channel, list[int]] = {}
         self._lingering = False  # the thread looks at _ended by itself
+        self._ends_at = float("inf")
         self._thread = threading.Thread(target=self._run, name="polarkv-background", daemon=True)
         self._thread.start()
 
@@ -93,14 +95,14 @@ class Background:
         except queue.Full:
             self._counters.add("background_dropped")
 
-    def ended(self, channel: Channel, lease: int) -> None:
-        """A lease was used and is done with."""
+    def ended(self, channel: Channel, *ended: int) -> None:
+        """Leases were used and are done with."""
         with self._lock:
             leases = self._ended.setdefault(channel, [])
-            if len(leases) >= _BACKGROUND_CALLS:
-                self._counters.add("background_dropped")
-                return
-            leases.append(lease)
+            room = _BACKGROUND_CALLS - len(leases)
+            if len(ended) > room:
+                self._counters.add("background_dropped", len(ended) - room)
+            leases += ended[:room]
             if self._lingering:
                 return
             self._lingering = True
@@ -114,19 +116,21 @@ class Background:
             return self._ended.pop(channel, [])
 
     def close(self, timeout_s: float) -> None:
-        """Run what is queued, for so long at most."""
-        try:
-            self._queue.put(None, timeout=timeout_s)
-        except queue.Full:
-            return
+        """Run what is queued, for so long at most, and end the thread."""
+        self._ends_at = time.monotonic() + timeout_s
+        with contextlib.suppress(queue.Full):  # then the thread does not wait, and looks at the time by itself
+            self._queue.put_nowait(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while True:
+        while time.monotonic() < self._ends_at:
+            closing = self._ends_at < float("inf")
             try:
-                call = self._queue.get(timeout=_LINGER_S if self._lingering else None)
+                call = self._queue.get(timeout=_LINGER_S if self._lingering or closing else None)
             except queue.Empty:
                 self._tell_ended()
+                if closing:
+                    return
                 continue
             if call is None:
                 self._tell_ended()
@@ -190,6 +194,7 @@ class Held:
         self.channel = channel
         self.number = number
         self.scope = scope
+        self.parts = 0  # how many it was split into; the end of the last one ends it
         self.open_parts = 0
         self.lock = threading.Lock()
 
@@ -306,7 +311,7 @@ class Job(ABC, Generic[Holder]):
                 continue
             share = max(1, transport.parallelism // len(signed_grants))
             parts += _split(held, node, transport, grant, picks, places, share * transport.parts_a_thread)
-        held.open_parts = len(parts) + len(failed)
+        held.parts = held.open_parts = len(parts) + len(failed)
         for lost, why in failed:
             self.withdraw(lost, why)
             self.part_ended(lost)

@@ -69,6 +69,8 @@ class DeadlineExceeded(PolarKVError):
 class LeaseEnded(DeadlineExceeded):
     """The lease or ticket ended before the last byte had moved: what was moved means nothing."""
 
+    peer_silent = False  # true when nothing came from the peer any more: then it is the peer's failure
+
 
 class Cancelled(DeadlineExceeded):
     """The caller no longer waits for this."""

@@ -19,6 +19,7 @@ from polarkv_client.keys import KEY_BYTES, short
 ALIGNMENT_BYTES = 4096
 HEADER_BYTES = 64
 MAX_PAYLOAD_BYTES = 1 << 30
+MOST_VOLUMES = 256  # one byte of a key says on which its file is
 
 _MAGIC = b"PKVC"
 _VERSION = 1
@@ -40,6 +41,11 @@ class Header(NamedTuple):
 def stride_bytes(length_bytes: int) -> int:
     """Bytes that a payload takes in a slot or file: header and payload, rounded up to the alignment."""
     return -(-(HEADER_BYTES + length_bytes) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def volume_of(key: bytes, volumes: int) -> int:
+    """Which of a disk server's volumes, in the order of their set, the file of a key is on."""
+    return key[-1] % volumes
 
 
 def pack_header(header: Header) -> bytes:

@@ -65,10 +65,12 @@ class Load(Job[Lease]):
         if not places:
             return []
         joined = join_keys([self.keys[place] for place in places])
+        ended = self.engine.background.take_ended(channel)
         try:
-            ended = self.engine.background.take_ended(channel)
             answer, lease_ends = self.engine.manager.acquire_read(channel, joined, wait_ms, ended, self.scope)
         except errors.PolarKVError as error:
+            # It may not have been sent at all. A lease that is ended twice is no harm.
+            self.engine.background.ended(channel, *ended)
             # The same manager would be asked for the rest: one failure is enough for this operation.
             for place in places:
                 self._missed(place, error)
@@ -97,7 +99,7 @@ class Load(Job[Lease]):
                 if self.outcomes[place] is None and place not in still:
                     self._missed(place, error)
             parts = []
-        if not parts and not lease.open_parts:
+        if not lease.parts:
             self._end_lease(lease)
         return parts
 
@@ -145,7 +147,7 @@ class Load(Job[Lease]):
         if lease.damaged:
             damaged = join_keys(lease.damaged)
             self.engine.background.put(
-                lambda deadline: manager.report_damaged(lease.channel, lease.number, damaged, deadline)
+                lambda deadline: manager.report_damaged(lease.channel, lease.number, damaged, lease.clean, deadline)
             )
         elif lease.clean:
             self.engine.background.ended(lease.channel, lease.number)

@@ -143,9 +143,9 @@ class ManagerClient:
         """End a lease."""
         channel.call(Op.RELEASE_READ, ReleaseRead(lease, clean), Empty, deadline)
 
-    def report_damaged(self, channel: Channel, lease: int, keys: bytes, deadline: float) -> None:
+    def report_damaged(self, channel: Channel, lease: int, keys: bytes, clean: bool, deadline: float) -> None:
         """End a lease under which damaged chunks were read."""
-        channel.call(Op.REPORT_DAMAGED, ReportDamaged(lease, keys), Empty, deadline)
+        channel.call(Op.REPORT_DAMAGED, ReportDamaged(lease, keys, clean), Empty, deadline)
 
     def prefetch(self, channel: Channel, keys: bytes, deadline: float) -> None:
         """Ask that chunks on disk be brought to memory."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from polarkv_client import errors
+from polarkv_client import engine, errors
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace, chunk_keys
 from polarkv_client.protocol import messages as m
@@ -131,6 +131,39 @@ def test_damage_is_a_miss_and_is_reported(manager: SmallManager, client: SyncCli
     assert report == m.ReportDamaged(2, keys[1])
     assert manager.requests(m.ReleaseRead) == []  # the report has ended the lease
     assert client.load(keys, targets).chunks[1].reason is Reason.ABSENT
+
+
+def test_leases_that_a_failed_call_was_to_end_are_ended(
+    manager: SmallManager, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_LINGER_S", 0.3)
+    keys, payloads, targets = chunks(2)
+    client.store(keys, payloads)
+    manager.instead[Op.ACQUIRE_READ] = refused_once_then(manager)
+    assert client.load(keys, targets).complete
+    assert not client.load(keys, targets).hits
+    assert client.load(keys, targets).complete
+    wait_until(lambda: len(ended_leases(manager)) == 2, "both leases to be ended")
+
+
+def refused_once_then(manager: SmallManager) -> Callable[[SmallManager, Frame], object]:
+    """Acquires: the second one is refused before anything of it is looked at."""
+
+    def answer(_: SmallManager, frame: Frame) -> object:
+        if manager.calls[Op.ACQUIRE_READ] == 2:
+            raise errors.Refused("not this one")
+        return manager.rules(frame)
+
+    return answer
+
+
+def ended_leases(manager: SmallManager) -> list[int]:
+    """The leases that clients have ended, in whichever way."""
+    ended = [request.lease for request in manager.requests(m.ReleaseRead) if isinstance(request, m.ReleaseRead)]
+    for request in manager.requests(m.AcquireRead):
+        assert isinstance(request, m.AcquireRead)
+        ended += request.ended
+    return ended
 
 
 def test_an_answer_that_took_longer_than_the_lease_is_late(manager: SmallManager, client: SyncClient) -> None:

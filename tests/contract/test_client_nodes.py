@@ -54,6 +54,49 @@ def test_one_node_lost_costs_its_own_chunks(two: tuple[SlabProcess, SlabProcess]
     manager.close()
 
 
+def test_a_lease_of_which_no_node_can_be_reached_is_ended_once(own_slab: SlabProcess) -> None:
+    manager = SmallManager([own_slab.node()])
+    keys, payloads, targets = chunks(4)
+    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp") as client:
+        assert client.store(keys, payloads).stored == 4
+    own_slab.kill()
+    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp") as client:
+        assert {chunk.reason for chunk in client.load(keys, targets).chunks} == {Reason.UNAVAILABLE}
+        assert settled(manager, m.ReleaseRead) == [m.ReleaseRead(2, True)]
+    assert manager.requests(m.ReleaseRead) == [m.ReleaseRead(2, True)]  # closing has told all that there was to tell
+    manager.close()
+
+
+def test_a_node_that_lets_leases_end_is_left_alone(own_slab: SlabProcess) -> None:
+    """The leases are shorter than the operations, so that it is never an operation that runs out of time."""
+    manager = SmallManager([own_slab.node()])
+    manager.lease_ms = manager.ticket_ms = 300
+    keys, payloads, targets = chunks(2, 400_000)
+    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp", breaker_failures=2) as client:
+        assert client.store(keys, payloads).stored == 2
+        own_slab.freeze()
+        for _ in range(2):
+            assert {chunk.reason for chunk in client.load(keys, targets).chunks} == {Reason.LATE}
+        with in_time(0):
+            assert {chunk.reason for chunk in client.load(keys, targets).chunks} == {Reason.BREAKER_OPEN}
+    manager.close()
+
+
+def test_damage_beside_a_transfer_that_may_go_on_does_not_end_the_lease_cleanly(
+    two: tuple[SlabProcess, SlabProcess],
+) -> None:
+    manager = SmallManager([slab.node() for slab in two])
+    keys, payloads, targets = chunks(2, 400_000)
+    with SyncClient.connect(endpoint=manager.endpoint, transport="tcp") as client:
+        assert client.store(keys, payloads).stored == 2
+        manager.chunks[keys[0]].checksum ^= 1
+        two[1].freeze()
+        loaded = client.load(keys, targets, deadline_ms=400)
+        assert [chunk.reason for chunk in loaded.chunks] == [Reason.DAMAGED, Reason.TIMEOUT]
+        assert settled(manager, m.ReportDamaged) == [m.ReportDamaged(2, keys[0], False)]
+    manager.close()
+
+
 def test_a_stopped_node_costs_the_deadline_and_its_own_chunks(two: tuple[SlabProcess, SlabProcess]) -> None:
     manager = SmallManager([slab.node() for slab in two])
     with SyncClient.connect(endpoint=manager.endpoint, transport="tcp") as client:

@@ -90,10 +90,11 @@ def _audit_node(node: CacheNode, entries: list[Entry]) -> None:
     }
     for name, counted in counts.items():
         require(getattr(node, name) == counted, f"{name} is what a recount finds", getattr(node, name), counted)
-    queued = {id(entry) for entry in node.dirty if entry.state is S.MEMORY}
+    queue = node.offloads
+    queued = {id(entry) for entry in (*queue.parked, *queue.waiting) if entry.state is S.MEMORY}
     dirty = {id(entry) for entry in entries if entry.state is S.MEMORY}
     require(queued == dirty, "every Memory entry waits for its offload")
-    require(len(node.dirty) <= 2 * len(entries) + 1000, "the queue for offload is bounded", len(node.dirty))
+    require(len(queue) <= 2 * len(entries) + 1000, "the queue for offload is bounded", len(queue))
     if node.state is NodeState.DRAINED:
         require(node.holds == 0, "a Drained node has no grant", node.holds)
         require(node.dirty_bytes == 0, "a Drained node has nothing that only memory has")
@@ -122,6 +123,9 @@ def _audit_slots(node: CacheNode, holders: list[Entry]) -> None:
         require((pool.open.get(slab.stride_bytes, {}).get(slab.base_bytes) is slab) == can_give,
                 "slabs with a free slot, and no others, are open")  # fmt: skip
         require(len(free) < len(offsets), "an empty slab returns to the pool")
+        pinned = sum(holder is not None and holder.pinned_until_ms > 0 for holder in slab.holders)
+        require(slab.pins == pinned, "a slab counts its pinned entries", slab.pins, pinned)
+        require(not (slab.closing and slab.pins), "no slab waits for a pin to end")
     require(not waiting, "what is quarantined lies in a slab")
     require(held == len(holders), "every slot in use is an entry's", held, len(holders))
     for entry in holders:

@@ -118,10 +118,13 @@ def _entry(entry: Entry, now: int, names: Renaming, order: Sequence[int]) -> tup
 def _node(node: CacheNode, now: int, names: Renaming, order: Sequence[int]) -> tuple[Any, ...]:
     return (
         node.state, node.has_disk, node.memory_proved, node.drain_mode, node.holds, min(now - node.heard_ms, 9),
-        left(node.fence_ms, now), left(node.retry_offload_ms, now), left(node.short_until_ms, now),
+        left(node.fence_ms, now), left(node.short_until_ms, now),
+        tuple([left(retry_ms, now) for retry_ms in node.offloads.retry_ms]),
         node.disk_used_bytes, node.purging_bytes,
         tuple([order[entry.key[0]] for entry in node.memory]), tuple([order[entry.key[0]] for entry in node.disk]),
-        tuple([order[entry.key[0]] for entry in node.dirty if entry.state is EntryState.MEMORY]),
+        tuple([order[entry.key[0]] for entry in node.offloads.waiting if entry.state is EntryState.MEMORY]),
+        tuple([order[entry.key[0]] for entry in node.offloads.parked if entry.state is EntryState.MEMORY]),
+        left(node.offloads.parked_until_ms, now) if node.offloads.parked else 0,
         tuple([(names.meet(number), work.value, order[entry.key[0]], left(deadline_ms, now))
                for number, (work, entry, deadline_ms) in node.operations.items()]),
         tuple(sorted([(left(time_ms, now), offset) for time_ms, offset in node.pool.quarantined])),

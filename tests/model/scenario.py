@@ -46,11 +46,14 @@ class Story:
 
     # Nodes
 
-    def node(self, name: str = "n", slots: int = 1, files: int = 8, last: int = 0, fresh: bool = True) -> CacheNode:
-        """A cache node joins and is Active; its slabs have one slot each."""
-        node = self.directory.members.join(name, last, slots * SLOT_BYTES, SLOT_BYTES, fresh, self.now)
+    def node(
+        self, name: str = "n", slots: int = 1, files: int = 8, last: int = 0, fresh: bool = True,
+        slab_slots: int = 1, volumes: int = 1,
+    ) -> CacheNode:  # fmt: skip
+        """A cache node joins and is Active; its slabs have one slot each, or ``slab_slots``."""
+        node = self.directory.members.join(name, last, slots * SLOT_BYTES, slab_slots * SLOT_BYTES, fresh, self.now)
         self.directory.members.prove_memory(node, [], True, self.now)
-        self.directory.members.attach_disk(node, files * SLOT_BYTES, self.now)
+        self.directory.members.attach_disk(node, files * SLOT_BYTES, self.now, volumes)
         self.done()
         return node
 

@@ -135,7 +135,7 @@ class Cluster(RuleBasedStateMachine):
         granted, _ = self.leases.pop(place % len(self.leases))
         if how == "damaged":
             found = [entry.key for entry in granted.entries if entry is not None][:1]
-            self.directory.report_damaged(granted.number, found, self.now)
+            self.directory.report_damaged(granted.number, found, True, self.now)
         else:
             self.directory.release_read(granted.number, how == "clean", self.now)
 

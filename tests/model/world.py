@@ -258,7 +258,7 @@ class World:
     def _report_damaged(self, scope: Scope, place: int) -> None:
         client = self._reading(place)
         self.clients[place] = None
-        self.directory.report_damaged(client.lease, [KEYS[client.value[0]]], self.now)
+        self.directory.report_damaged(client.lease, [KEYS[client.value[0]]], True, self.now)
 
     def _release(self, scope: Scope, place: int) -> None:
         client = self._reading(place)

@@ -28,6 +28,20 @@ def test_a_slot_is_not_reused_while_a_reader_stalls() -> None:
     story.begin("new")
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_damaged_chunks_slot_rests_when_its_reader_may_still_be_reading(clean: bool) -> None:
+    story = Story()
+    story.node()
+    on_disk_too(story, "old")
+    lease = story.acquire("old")
+    story.directory.report_damaged(lease.number, [key("old")], clean, story.now)
+    story.done()
+    story.begin("new", StoreOutcome.GRANTED if clean else StoreOutcome.NO_SPACE)
+    story.wait(story.settings.read_lease_ms + story.settings.quarantine_ms)
+    if not clean:
+        story.begin("new")
+
+
 def test_a_crashed_writers_key_is_not_stuck() -> None:
     story = Story()
     story.node()
@@ -182,7 +196,7 @@ def test_what_moved_on_does_not_pile_up_where_nothing_is_offloaded() -> None:
     node = story.node(slots=2, files=0)
     for number in range(1000):
         story.put(str(number))
-    assert len(node.dirty) <= 2 * node.memory.count + 65
+    assert len(node.offloads) <= 2 * node.memory.count + 65
 
 
 def test_damage_that_a_reader_holds_is_not_offloaded_again_at_once() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from polarkv_client import layout
 from polarkv_client.protocol.messages import Op, OperationDone, OperationResult, ReportInventory
+from polarkv_dataplane.disk.executor import Task
 from polarkv_dataplane.disk.server import DiskServer
 from polarkv_dataplane.slab.server import SlabServer
 from tests.support.cache_node import MIB, SECRET, disk_server, secret_file, slab_server, store
@@ -328,6 +329,40 @@ def test_a_new_incarnation_of_the_same_slab_is_followed(
     )
     item = Chunk(manager, 1)
     assert result(manager, Op.OFFLOAD, item).result == OK
+
+
+def test_a_purge_that_waited_for_long_is_carried_out_all_the_same(
+    manager: FakeManager, slab: SlabServer, tmp_path: Path
+) -> None:
+    """Kind: a purge dropped by its age left a file of which no entry knew."""
+    with disk_server(manager, tmp_path, operation_timeout_ms=1, io_threads=1) as disk:
+        manager.channel("disk")
+        item = Chunk(manager, 1)
+        path = item.path(tmp_path / "disk")
+        wait_until(lambda: result(manager, Op.OFFLOAD, item).result == OK, "an offload that does not wait")
+        go_on, began = threading.Event(), threading.Event()
+
+        def busy() -> None:
+            began.set()
+            go_on.wait(10)
+
+        assert disk.executor.submit(Task(b"another key", busy, fenced=False))
+        assert began.wait(5)
+        came_at = time.monotonic()
+        load, purge = manager.send(Op.LOAD, item.key, **item.fields), manager.send(Op.PURGE, item.key)
+        wait_until(lambda: len(disk.executor) == 3 and time.monotonic() - came_at > 0.01, "both to have waited")
+        go_on.set()
+        late = manager.done(load)
+        assert late.result == FAILED and "waited longer" in late.text
+        assert manager.done(purge).result == OK
+        assert not path.exists()
+
+
+def test_a_disk_server_says_over_how_many_volumes_it_spreads(
+    manager: FakeManager, slab: SlabServer, tmp_path: Path
+) -> None:
+    with disk_server(manager, tmp_path, directories=[tmp_path / "a", tmp_path / "b"]):
+        assert manager.channel("disk").register.volumes == 2
 
 
 def settings(manager: FakeManager, tmp_path: Path) -> dict[str, object]:

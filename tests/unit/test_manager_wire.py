@@ -23,13 +23,16 @@ from polarkv_client.protocol.messages import (
     Keys,
     Op,
     Outcomes,
+    Registered,
 )
-from polarkv_client.protocol.wire import HEAD, Connection, connect_socket, encode_frame
+from polarkv_client.protocol.wire import HEAD, Connection, connect_socket, decode_body, encode_frame
+from polarkv_dataplane.manager.shell import peer
 from tests.support.managers import (
     OTHER_TOKEN,
     TOKEN,
     Client,
     FakeNode,
+    NodeSide,
     Running,
     deadline,
     key,
@@ -234,6 +237,26 @@ def test_a_peer_that_does_not_read_is_not_listened_to(manager: Running) -> None:
         assert sent < 64 << 20
         with Client(manager.tcp) as client:
             assert client.exists(key(1)) == [0]
+
+
+def test_a_peer_that_does_not_read_is_closed_all_the_same(
+    manager: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent to it before would otherwise keep the connection, and the cache node's place, for ever."""
+    monkeypatch.setattr(peer, "FLUSH_S", 0.1)
+    with FakeNode(manager.unix) as other, connect_socket(manager.unix, deadline()) as sock:
+        before = stats(manager)["connections"]
+        sock.sendall(encode_frame(Op.REGISTER, 1, other.register("slab", 0, node="deaf", pool="deaf")))
+        registered = decode_body(Connection(sock).receive(deadline()).body, Registered)
+        beats = encode_frame(Op.HEARTBEAT, 2, Heartbeat(registered.number, registered.incarnation, {})) * 2000
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock.send(beats)
+        assert stats(manager)["connections"] == before
+        again = NodeSide(manager.unix, other.register("slab", 1, node="deaf", pool="deaf"))
+        wait_until(lambda: stats(manager)["connections"] == before, "the deaf one's connection to be closed")
+        again.close()
 
 
 def test_a_tenant_cannot_name_the_tickets_and_leases_of_another(manager: Running) -> None:

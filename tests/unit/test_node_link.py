@@ -105,6 +105,30 @@ def test_a_refusal_is_tried_again(manager: FakeManager, tmp_path: Path) -> None:
         manager.channel("slab")
 
 
+@pytest.mark.parametrize("where", ["describe", "registered", "command"])
+def test_a_defect_costs_the_connection_and_not_the_link(manager: FakeManager, tmp_path: Path, where: str) -> None:
+    """Kind: the thread that is a node's only way into the cluster ended with the first defect."""
+    with slab_server(manager, tmp_path) as slab:
+        manager.channel("slab")
+        good = getattr(slab, where)
+        failures: list[str] = []
+
+        def defective(*arguments: object) -> object:
+            if not failures:
+                failures.append(where)
+                raise RuntimeError("a defect")
+            return good(*arguments)
+
+        setattr(slab, where, defective)
+        if where == "command":
+            manager.carve(0, 4096)
+        else:
+            manager.drop_connections()
+        wait_until(lambda: failures and len(manager.channels) >= 2 and manager.channels[-1].open, "a new registration")
+        channel = manager.channels[-1]
+        wait_until(lambda: channel.heartbeats, "heartbeats to go on")
+
+
 def test_a_command_right_behind_the_registration_is_taken() -> None:
     """The answer and the first command may come in one segment."""
     taken: list[Carve] = []

@@ -16,6 +16,7 @@ from polarkv_client.errors import PolarKVError, ProtocolError, Refused, Unauthor
 from polarkv_client.protocol.grants import Access, Extent, Grant, sign
 from polarkv_client.protocol.messages import Empty, Op, SlabRead, SlabWrite
 from polarkv_client.protocol.wire import HEAD, encode_frame
+from polarkv_dataplane.slab import tcp
 from polarkv_dataplane.slab.server import SlabServer
 from polarkv_dataplane.slab.tcp import MAX_REQUEST_BYTES, PIECE_BYTES
 from tests.support.cache_node import MIB, TcpClient, chunk, slab_server
@@ -25,9 +26,9 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def client(manager: FakeManager, slab: SlabServer) -> Iterator[TcpClient]:
-    tcp = connect(manager)
-    yield tcp
-    tcp.close()
+    made = connect(manager)
+    yield made
+    made.close()
 
 
 def connect(manager: FakeManager) -> TcpClient:
@@ -250,6 +251,17 @@ def test_a_truncated_frame_ends_in_time(manager: FakeManager, slab: SlabServer, 
     bad.sock.sendall(frame[:sent])  # and nothing more
     assert ended(bad)
     bad.close()
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(
+    manager: FakeManager, slab: SlabServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kind: silent connections held the slab server's places until everyone else was refused."""
+    monkeypatch.setattr(tcp, "_IDLE_S", 0.1)
+    silent = connect(manager)
+    assert ended(silent)
+    silent.close()
+    wait_until(lambda: slab.counters.snapshot()["polarkv_slab_tcp_connections"] == 0, "its place to be free")
 
 
 def test_connections_beyond_the_bound_are_refused_with_the_reason(manager: FakeManager, tmp_path: Path) -> None:

@@ -193,10 +193,11 @@ class Prefetch(_Message, frozen=True):
 
 
 class ReportDamaged(_Message, frozen=True):
-    """Chunks read under ``lease`` that did not match their checksum. Ends the lease."""
+    """Chunks read under ``lease`` that did not match their checksum. Ends the lease; ``clean`` as in ReleaseRead."""
 
     lease: int
     keys: bytes
+    clean: bool = True
 
 
 class NodeList(_Message, frozen=True):
@@ -215,6 +216,7 @@ class Register(_Message, frozen=True):
 
     ``incarnation`` is the last one it had: 0 for a fresh slab; a disk server names its slab's. ``pool`` identifies the
     memory it serves or has mapped: bytes moved count as local only when both roles name the same pool and host.
+    ``volumes``: over how many a disk server spreads its files (``layout.volume_of``).
     """
 
     wire_min: int
@@ -232,6 +234,7 @@ class Register(_Message, frozen=True):
     tcp: str = ""
     shm: str = ""
     fresh: bool = True
+    volumes: int = 1
 
 
 class Registered(_Message, frozen=True):

@@ -85,7 +85,9 @@ class Transports:
             return
         if error is None or isinstance(error, (errors.Refused, errors.Damaged, errors.Unauthorized)):
             route.breaker.success()
-        elif not isinstance(error, (errors.Cancelled, errors.LeaseEnded, errors.BreakerOpen)):
+            return
+        late = isinstance(error, errors.LeaseEnded) and not error.peer_silent  # too much for one lease
+        if not late and not isinstance(error, (errors.Cancelled, errors.BreakerOpen)):
             route.breaker.failure(str(error), time.monotonic())
 
     def status(self) -> list[NodeStatus]:

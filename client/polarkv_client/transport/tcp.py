@@ -187,7 +187,8 @@ class _Stream:
             try:
                 count = self.sock.recv_into(vector[0]) if len(vector) == 1 else self.sock.recvmsg_into(vector)[0]
             except BlockingIOError:
-                continue  # the scope says whether there is time left
+                self._silent(scope)
+                continue
             except OSError as error:
                 scope.check()
                 raise errors.Unavailable(f"the connection to {self.name} broke: {error}") from error
@@ -204,11 +205,21 @@ class _Stream:
             except BlockingIOError:
                 if not self.alive():
                     raise errors.Unavailable(f"{self.name} takes no more, and has answered or gone") from None
+                self._silent(scope)
                 continue
             except OSError as error:
                 scope.check()
                 raise errors.Unavailable(f"the connection to {self.name} broke: {error}") from error
             vector = _rest(vector, count)
+
+    @staticmethod
+    def _silent(scope: Scope) -> None:
+        """Nothing has moved for :data:`POLL_S`. Raises as ``scope.check``; the peer let such a lease end."""
+        try:
+            scope.check()
+        except errors.LeaseEnded as ended:
+            ended.peer_silent = True
+            raise
 
 
 def _rest(vector: Views, count: int) -> Views:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from polarkv_client.errors import ConfigurationError, Damaged
 from polarkv_client.keys import short
-from polarkv_client.layout import ALIGNMENT_BYTES, ERASED, HEADER_BYTES, Header, checksum, expect_header
+from polarkv_client.layout import ALIGNMENT_BYTES, ERASED, HEADER_BYTES, Header, checksum, expect_header, volume_of
 
 PIECE_BYTES = 16 << 20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -77,7 +77,7 @@ class Files:
 
     def volume(self, key: bytes) -> int:
         """Which volume a key's file is on."""
-        return key[-1] % len(self.folders)
+        return volume_of(key, len(self.folders))
 
     def path(self, key: bytes) -> str:
         """Where a key's file is."""

@@ -137,6 +137,7 @@ class _Registration:
             disk_bytes=server.settings.capacity_bytes,
             disk_used_bytes=server.index.used_bytes,
             fresh=not server.ready,
+            volumes=len(server.volumes.folders),
         )
 
     def registered(self, session: Session) -> None:

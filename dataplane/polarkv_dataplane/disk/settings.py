@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from polarkv_client.errors import ConfigurationError
-from polarkv_client.layout import ALIGNMENT_BYTES
+from polarkv_client.layout import ALIGNMENT_BYTES, MOST_VOLUMES
 from polarkv_dataplane.runtime.settings import Settings, check_endpoint, check_node_name, check_unix_path
 
 
@@ -45,6 +45,8 @@ class DiskSettings(Settings):
             raise ConfigurationError("slab_socket", self.slab_socket, "name the slab server's Unix socket")
         if not self.directories:
             raise ConfigurationError("directories", self.directories, "name at least one directory")
+        if len(self.directories) > MOST_VOLUMES:
+            raise ConfigurationError("directories", len(self.directories), f"name at most {MOST_VOLUMES}")
         resolved = [path.resolve() for path in self.directories]
         for index, path in enumerate(resolved):
             if path in resolved[:index]:

@@ -153,11 +153,14 @@ class Directory:
             for node in {entry.node.number: entry.node for entry in lease.entries}.values():
                 self.members.advance_drain(node, now)
 
-    def report_damaged(self, number: int, keys: Sequence[bytes], now: int) -> None:
-        """A reader found bytes that do not match: end its lease and drop these memory copies."""
+    def report_damaged(self, number: int, keys: Sequence[bytes], clean: bool, now: int) -> None:
+        """A reader found bytes that do not match: end its lease and drop these memory copies.
+
+        ``clean`` as in :meth:`release_read`: other transfers under the same lease may still be on their way.
+        """
         lease = self.leases.get(number)
         damaged = [entry for entry in lease.entries if entry.key in set(keys)] if lease else []
-        self.release_read(number, clean=True, now=now)
+        self.release_read(number, clean, now)
         for entry in damaged:
             if self.ledger.entries.get(entry.key) is entry and self.tiering.evict(entry, now, forced=True):
                 self.ledger.stats.add("damaged")

@@ -53,9 +53,10 @@ class Membership:
         self._set_state(node, NodeState.JOINING)
         return node
 
-    def attach_disk(self, node: CacheNode, disk_bytes: int, now: int) -> None:
+    def attach_disk(self, node: CacheNode, disk_bytes: int, now: int, volumes: int = 1) -> None:
         """The node's disk server registered for the node's present life."""
         node.has_disk, node.disk_bytes = True, disk_bytes
+        node.offloads.spread(volumes)
         self._activate(node, now)
 
     def prove_memory(self, node: CacheNode, items: Iterable[InventoryItem], last: bool, now: int) -> None:
@@ -94,7 +95,7 @@ class Membership:
         for entry in doomed:
             self.ledger.change(entry, Event.NODE_LOST, now)
         node.operations.clear()
-        node.dirty.clear()
+        node.offloads.clear()
         self._set_state(node, NodeState.DOWN)
         del self.ledger.nodes[node.number]
 

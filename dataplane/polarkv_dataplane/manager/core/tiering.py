@@ -42,7 +42,7 @@ class Tiering:
         pinned = entry.pinned_until_ms > now and not forced
         if pinned and entry.state in READABLE:
             entry.node.memory.touch(entry)  # away from the old end: the next victim scans see what is behind it
-        dropped = entry.state is S.MEMORY and (forced or not entry.node.can_offload(now))
+        dropped = entry.state is S.MEMORY and (forced or not entry.node.can_offload(entry, now))
         if not (pinned or entry.holds) and (dropped or entry.state is S.MEMORY_AND_DISK):
             self.ledger.stats.add("evicted_memory" if entry.state is S.MEMORY else "demoted")
             self.ledger.change(entry, Event.EVICT, now)
@@ -67,18 +67,15 @@ class Tiering:
 
     def pump(self, node: CacheNode, now: int) -> None:
         """Start offloads that are due, in the order of commits; for a drain all are."""
-        if not node.has_disk or now < node.retry_offload_ms:
-            return
-        while node.dirty and not node.is_busy(self.settings, node.dirty[0].stride_bytes, 1):
-            entry = node.dirty[0]
-            if entry.state is S.MEMORY:
-                if node.serving and not self._offload_is_due(node, entry.stride_bytes, now):
-                    return
-                if not self._make_disk_room(node, entry.stride_bytes, now):
-                    return
-                self.ledger.change(entry, Event.OFFLOAD, now)
-                self.ledger.ask_disk(entry, Work.OFFLOAD, now)
-            node.dirty.popleft()
+        while node.has_disk and (entry := node.offloads.next(now)) is not None:
+            if node.is_busy(self.settings, entry.stride_bytes, 1):
+                return
+            if node.serving and not self._offload_is_due(node, entry.stride_bytes, now):
+                return
+            if not self._make_disk_room(node, entry.stride_bytes, now):
+                return
+            self.ledger.change(entry, Event.OFFLOAD, now)
+            self.ledger.ask_disk(entry, Work.OFFLOAD, now)
 
     def complete(self, node: CacheNode, operation: int, result: OperationResult, now: int) -> bool:
         """The answer of ``node``'s present disk server. False, and nothing changes, when no such operation is open."""
@@ -126,9 +123,9 @@ class Tiering:
         if result is OperationResult.DAMAGED and self.evict(entry, now, forced=True):
             return
         node = entry.node
-        node.retry_offload_ms = now + self.settings.offload_retry_ms
+        node.offloads.leave_alone(now + self.settings.offload_retry_ms, entry)
         if result is OperationResult.NO_SPACE:  # others use this disk too, or the books differ: believe the disk
-            self._purge_oldest(node, 2 * entry.stride_bytes, now)
+            self._purge_oldest(node, 2 * entry.stride_bytes, now, node.offloads.volume(entry))
 
     def _offload_is_due(self, node: CacheNode, stride: int, now: int) -> bool:
         """Ahead of pressure while that costs no other chunk its file; else when memory runs out of free victims.
@@ -150,15 +147,17 @@ class Tiering:
             self._purge_oldest(node, missing, now)
         fits = node.disk_used_bytes + stride <= node.disk_bytes
         if not fits and not node.purging_bytes:  # nothing may be purged: a full disk must not stop stores
-            node.retry_offload_ms = now + self.settings.offload_retry_ms
+            node.offloads.leave_alone(now + self.settings.offload_retry_ms)
         return fits
 
-    def _purge_oldest(self, node: CacheNode, wanted_bytes: int, now: int) -> None:
-        """Purge by LRU until ``wanted_bytes`` will be free; what is in both tiers goes last."""
+    def _purge_oldest(self, node: CacheNode, wanted_bytes: int, now: int, volume: int | None = None) -> None:
+        """Purge by LRU until ``wanted_bytes`` will be free (on one volume, or all); what is in both tiers goes last."""
         for lru in (node.disk, node.memory):
             for _, entry in zip(range(self.settings.victim_scan), lru, strict=False):
                 if wanted_bytes <= 0 or len(node.operations) >= 2 * self.settings.operations_per_node:
                     return
+                if volume not in (None, node.offloads.volume(entry)):
+                    continue
                 if entry.state is S.MEMORY_AND_DISK:
                     self.evict(entry, now)
                 if entry.state is S.DISK and entry.pinned_until_ms > now:
@@ -169,14 +168,10 @@ class Tiering:
 
     def _reclaim_slab(self, node: CacheNode, stride: int, now: int) -> None:
         """Empty the slab of another class that holds the coldest entry, so that this class can have it."""
-        if stride > node.pool.slab_bytes:
-            return
-        slab = next((slab for slab in node.pool.slabs.values() if slab.closing), None)
-        if slab is None:
-            coldest = next((entry for entry in node.memory if entry.stride_bytes != stride), None)
-            if coldest is None:
-                return
-            slab = node.pool.slab_of(coldest.offset_bytes)
-        node.pool.close_slab(slab)  # first: the slab is gone with its last entry
-        for entry in [entry for entry in slab.holders if entry is not None]:
-            self.evict(entry, now)
+        slabs = node.pool.reclaimable(stride)
+        homes = (node.pool.slab_of(entry.offset_bytes) for entry in (node.memory if slabs else ()))
+        slab = next((home for home in homes if home in slabs), None)
+        if slab is not None:
+            node.pool.close_slab(slab)  # first: the slab is gone with its last entry
+            for entry in [entry for entry in slab.holders if entry is not None]:
+                self.evict(entry, now)

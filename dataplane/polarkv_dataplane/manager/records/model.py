@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from polarkv_client.layout import stride_bytes
 from polarkv_client.states import DrainMode, EntryState, NodeState
 from polarkv_dataplane.manager.records.effects import Work
+from polarkv_dataplane.manager.records.offloads import OffloadQueue
 
 if TYPE_CHECKING:
     from polarkv_dataplane.manager.records.slots import SlotPool
@@ -159,11 +159,10 @@ class CacheNode:
         self.disk_bytes = 0
         self.disk_used_bytes = 0
         self.purging_bytes = 0
-        self.retry_offload_ms = 0  # the disk failed: not asked again before
         self.short_until_ms = 0  # a slot was wanted and there was none: offload whatever the watermark says
         self.memory = LruList()  # Memory, Offloading, MemoryAndDisk
         self.disk = LruList()  # Disk
-        self.dirty: deque[Entry] = deque()  # Memory, in the order of their commits; may hold entries that moved on
+        self.offloads = OffloadQueue()
         self.dirty_bytes = 0  # Memory and Offloading
         self.holds = 0  # live leases' entries and Writing entries: a drain waits for them
         self.drain_mode = DrainMode.FLUSH
@@ -171,13 +170,11 @@ class CacheNode:
 
     def queue_dirty(self, entry: Entry) -> None:
         """Have an entry offloaded when its turn comes. Where nothing is, those that moved on must not pile up."""
-        self.dirty.append(entry)
-        if len(self.dirty) > 2 * self.memory.count + 64:
-            self.dirty = deque(queued for queued in self.dirty if queued.state is EntryState.MEMORY)
+        self.offloads.put(entry, 2 * self.memory.count + 64)
 
-    def can_offload(self, now: int) -> bool:
+    def can_offload(self, entry: Entry, now: int) -> bool:
         """Is it worth waiting for an offload, or is dropping the only way?"""
-        return self.has_disk and self.disk_bytes > 0 and now >= self.retry_offload_ms
+        return self.has_disk and self.disk_bytes > 0 and self.offloads.may(entry, now)
 
     def is_busy(self, settings: Settings, stride: int, share: int) -> bool:
         """So many commands, or bytes of them, are open that a slow disk might not answer one more in time."""

@@ -21,6 +21,8 @@ class Pins:
         """Keep ``entry`` until then; a pin that it has is replaced."""
         self.drop(entry)
         entry.pinned_until_ms = until_ms
+        if entry.offset_bytes >= 0:
+            entry.node.pool.pinned(entry.offset_bytes, 1)
         self.bytes += entry.stride_bytes
         self._entries[entry.key] = entry
         heappush(self._ends, (until_ms, entry.key))
@@ -32,6 +34,8 @@ class Pins:
         """End its pin, if it has one."""
         if entry.pinned_until_ms:
             entry.pinned_until_ms = 0
+            if entry.offset_bytes >= 0:
+                entry.node.pool.pinned(entry.offset_bytes, -1)
             self.bytes -= entry.stride_bytes
             del self._entries[entry.key]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Slab:
     """A run of memory with slots of one stride. ``holders[i]`` is the entry in slot i."""
 
-    __slots__ = ("base_bytes", "closing", "free", "holders", "stride_bytes")
+    __slots__ = ("base_bytes", "closing", "free", "holders", "pins", "stride_bytes")
 
     def __init__(self, base_bytes: int, slab_bytes: int, stride_bytes: int) -> None:
         self.base_bytes = base_bytes
@@ -21,6 +21,7 @@ class Slab:
         count = slab_bytes // stride_bytes
         self.holders: list[Entry | None] = [None] * count
         self.free = dict.fromkeys(range(count - 1, -1, -1))  # last in, first out; a claim finds its slot at once
+        self.pins = 0  # how many of its entries are pinned
         self.closing = False  # gives no slots any more: it is to take another class
 
 
@@ -76,13 +77,16 @@ class SlotPool:
         slab, index = self._find(offset_bytes)
         assert slab.holders[index] is None, "a slot is held twice"
         slab.holders[index] = entry
+        slab.pins += entry.pinned_until_ms > 0
         self.used_bytes += slab.stride_bytes
 
     def give_back(self, offset_bytes: int, from_ms: int, now: int) -> None:
         """The holder is gone; the slot is free at once, or after its quarantine."""
         slab, index = self._find(offset_bytes)
-        assert slab.holders[index] is not None, "a free slot was freed"
+        entry = slab.holders[index]
+        assert entry is not None, "a free slot was freed"
         slab.holders[index] = None
+        slab.pins -= entry.pinned_until_ms > 0
         self.used_bytes -= slab.stride_bytes
         if from_ms > now:
             heappush(self.quarantined, (from_ms, offset_bytes))
@@ -96,6 +100,25 @@ class SlotPool:
             self._free(*self._find(heappop(self.quarantined)[1]))
             due = True
         return due
+
+    def pinned(self, offset_bytes: int, change: int) -> None:
+        """The entry there was pinned (1), or its pin ended (-1). A slab that was to empty opens again."""
+        slab = self.slab_of(offset_bytes)
+        slab.pins += change
+        if slab.closing and slab.pins:
+            slab.closing = False
+            if slab.free:
+                self.open.setdefault(slab.stride_bytes, {})[slab.base_bytes] = slab
+
+    def reclaimable(self, stride_bytes: int) -> set[Slab]:
+        """Slabs of which one may be emptied for this class: the one that is closing, else all of other classes.
+
+        None that holds what is pinned: until the pin ends it would give slots to nobody.
+        """
+        if stride_bytes > self.slab_bytes:
+            return set()
+        closing = {slab for slab in self.slabs.values() if slab.closing}
+        return closing or {slab for slab in self.slabs.values() if slab.stride_bytes != stride_bytes and not slab.pins}
 
     def close_slab(self, slab: Slab) -> None:
         """Give no slots of this slab any more, so that it empties and can be carved anew."""

@@ -207,7 +207,8 @@ class Session:
 
     def report_damaged(self, _: int, body: bytes, now: int) -> Empty:
         request = decode_body(body, ReportDamaged)
-        self._directory.report_damaged(request.lease ^ self._mask, self._keys(request.keys), now)
+        keys = self._keys(request.keys)
+        self._directory.report_damaged(request.lease ^ self._mask, keys, request.clean, now)
         return Empty()
 
     def list_nodes(self, _: int, body: bytes, now: int) -> NodeList:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from polarkv_client import errors
-from polarkv_client.layout import ALIGNMENT_BYTES, MAX_PAYLOAD_BYTES, stride_bytes
+from polarkv_client.layout import ALIGNMENT_BYTES, MAX_PAYLOAD_BYTES, MOST_VOLUMES, stride_bytes
 from polarkv_client.protocol.messages import (
     Empty,
     Heartbeat,
@@ -108,7 +108,8 @@ class Nodes:
             ),
         )
         if request.role == "disk":  # after the answer: attaching may bring the first commands
-            manager.directory.members.attach_disk(manager.ledger.nodes[record.number], request.disk_bytes, now)
+            node = manager.ledger.nodes[record.number]
+            manager.directory.members.attach_disk(node, request.disk_bytes, now, request.volumes)
         manager.settle(now)
 
     def present(self) -> list[NodeInfo]:
@@ -233,6 +234,8 @@ class Nodes:
                 )
         if request.disk_bytes < 0:
             raise errors.ConfigurationError("disk_bytes", request.disk_bytes, "use 0 or more")
+        if not 1 <= request.volumes <= MOST_VOLUMES:
+            raise errors.ConfigurationError("volumes", request.volumes, f"use 1 to {MOST_VOLUMES}")
         if record.disk is not None:
             self.lose(record, "a second disk server registers")
             raise errors.Refused("the former disk server was still connected: slab and disk must register again")

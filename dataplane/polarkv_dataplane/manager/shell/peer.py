@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FIRST_FRAME_BYTES = 16 << 10  # from someone who has shown no token yet
 HIGH_WATER_BYTES = 1 << 20  # a peer that has this much to read yet is not listened to meanwhile
+FLUSH_S = 2.0  # so long a connection that is being closed may take to be read to its end
 MOST_UNREAD_BYTES = 32 << 20  # commands are pushed unasked: a peer that lets so many pile up is cut off
 _log = logging.getLogger(__name__)
 _limited = LimitedLogger(_log)
@@ -130,9 +131,11 @@ class Peer(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        """Close once everything has been sent."""
+        """Close once everything has been sent, and in any case soon: a peer that reads nothing must not hold it."""
         if self.transport is not None:
             self.transport.close()
+            self._settled()
+            self._deadline = self.manager.loop.call_later(FLUSH_S, self.transport.abort)
 
     def hold(self) -> None:
         """Handle no further frame before :meth:`release`."""
