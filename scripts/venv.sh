@@ -20,7 +20,7 @@ base=$({
     printf '%s\n' "$ROOT/$venv" "$extras"
     cat constraints.txt
 } | sha256sum | cut -d' ' -f1)
-key="$base $(sha256sum <pyproject.toml | cut -d' ' -f1)"
+key="$base $(cat pyproject.toml scripts/build_native.py client/polarkv_client/native/move.c | sha256sum | cut -d' ' -f1)"
 if [[ $(cat "$venv/.polarkv-key" 2>/dev/null) == "$key" ]] && "$venv/bin/python" -c '' 2>/dev/null; then
     exit 0
 fi

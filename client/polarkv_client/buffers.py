@@ -63,6 +63,31 @@ def pieces(views: Views, piece_bytes: int) -> Iterator[Views]:
         yield run
 
 
+class _Py_buffer(ctypes.Structure):
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+def address_of(view: memoryview) -> int:
+    """Where a contiguous view's bytes lie, read-only ones too. It holds while the view is not released."""
+    buffer = _Py_buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    address = buffer.buf or 0
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    return address
+
+
 def _view(value: Any, field: str, writable: bool) -> memoryview:
     if type(value) is memoryview and value.ndim == 1 and value.format == "B" and value.contiguous:
         view = value

@@ -54,6 +54,11 @@ class ClientConfig(BaseModel):
     copy_threads: int = Field(
         0, ge=0, le=64, description="Threads that one operation uses for copies on this host; 0: one a core, at most 4."
     )
+    shm_copies: Literal["auto", "calls"] = Field(
+        "auto",
+        description="How copies on this host are made: auto maps the cache node's memory where the compiled part of "
+        "this package is there, calls always uses system calls.",
+    )
     tcp_connections: int = Field(
         0,
         ge=0,

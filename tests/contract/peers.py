@@ -25,7 +25,7 @@ from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager
 from tests.support.waiting import wait_until
 
-KINDS = ["shm", "tcp"]
+KINDS = ["shm", "shm-calls", "tcp"]
 CONNECT_S = 1.0
 SIZE = 70_000
 SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
@@ -33,7 +33,14 @@ SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
 
 def make(kind: str, info: NodeInfo) -> Transport:
     """A transport of this kind to a node."""
-    return ShmTransport(info, 2, CONNECT_S) if kind == "shm" else TcpTransport(info, 2, CONNECT_S)
+    if kind == "tcp":
+        return TcpTransport(info, 2, CONNECT_S)
+    return ShmTransport(info, 2, CONNECT_S, "calls" if kind == "shm-calls" else "auto")
+
+
+def ways(kind: str) -> dict[str, Any]:
+    """The same, as a client's settings."""
+    return {"transport": "shm", "shm_copies": "calls"} if kind == "shm-calls" else {"transport": kind}
 
 
 def key(number: int) -> bytes:
@@ -116,7 +123,7 @@ def picks(extents: list[Extent], buffers: Sequence[Any]) -> list[Pick]:
 @contextmanager
 def impostor(kind: str, serve: Callable[[socket.socket], None], info: NodeInfo, folder: str) -> Iterator[NodeInfo]:
     """A node whose connections are served by ``serve``."""
-    if kind == "shm":
+    if kind != "tcp":
         path = f"{folder}/impostor.sock"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)

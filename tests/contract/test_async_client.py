@@ -18,7 +18,8 @@ from polarkv_client.protocol import messages as m
 from polarkv_client.protocol.messages import Op
 from polarkv_client.results import Reason
 from polarkv_client.states import Tier
-from tests.contract.peers import key, payload
+from polarkv_client.transport.shm import ShmTransport
+from tests.contract.peers import key, payload, ways
 from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager, hang
 from tests.support.waiting import wait_until_async
@@ -48,7 +49,7 @@ def came(manager: SmallManager, kind: type, count: int) -> Callable[[], Awaitabl
 
 @pytest.mark.asyncio
 async def test_the_same_operations(manager: SmallManager, kind: str) -> None:
-    async with await Client.connect(endpoint=manager.endpoint, transport=kind) as client:
+    async with await Client.connect(endpoint=manager.endpoint, **ways(kind)) as client:
         tokens = range(32)
         targets = [bytearray(SIZE) for _ in PAYLOADS]
         assert (await client.store_kv(NAMESPACE, tokens, PAYLOADS)).stored == 8
@@ -75,13 +76,13 @@ async def test_nothing_runs_on_the_loops_thread(manager: SmallManager, monkeypat
 
         monkeypatch.setattr(engine.manager.home, "call", noting)
         await client.store(KEYS, PAYLOADS)
-        preadv = os.preadv
+        read = ShmTransport.read
 
-        def copying(*arguments: object) -> int:
+        def copying(*arguments: object) -> object:
             threads.add(threading.get_ident())
-            return preadv(*arguments)  # type: ignore[arg-type]
+            return read(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(os, "preadv", copying)
+        monkeypatch.setattr(ShmTransport, "read", copying)
         assert (await client.load(KEYS, [bytearray(SIZE) for _ in KEYS])).complete
     assert threads
     assert threading.get_ident() not in threads

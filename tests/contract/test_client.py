@@ -20,7 +20,7 @@ from polarkv_client.protocol.wire import Frame
 from polarkv_client.results import Reason, Stored
 from polarkv_client.states import StoreOutcome, Tier
 from polarkv_client.sync import SyncClient
-from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled
+from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled, ways
 from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager, hang
 from tests.support.waiting import wait_until
@@ -37,7 +37,7 @@ def manager(slab: SlabProcess) -> Iterator[SmallManager]:
 
 @pytest.fixture
 def client(manager: SmallManager, kind: str) -> Iterator[SyncClient]:
-    with SyncClient.connect(endpoint=manager.endpoint, transport=kind) as made:
+    with SyncClient.connect(endpoint=manager.endpoint, **ways(kind)) as made:
         yield made
 
 
@@ -52,7 +52,7 @@ def test_what_was_stored_is_loaded(manager: SmallManager, client: SyncClient, ki
     assert settled(manager, m.ReleaseRead) == [m.ReleaseRead(2, True)]
     status = client.status()
     assert (status.connected, status.breaker, status.tenant) == (True, "closed", "default")
-    assert [(node.node, node.transport) for node in status.nodes] == [("node-0", kind)]
+    assert [(node.node, node.transport) for node in status.nodes] == [("node-0", kind.partition("-")[0])]
     assert status.counters["bytes_loaded"] == 9 * SIZE
     assert status.counters["hits_memory"] == 9
 
@@ -101,7 +101,7 @@ def test_scatter_lists(client: SyncClient) -> None:
 
 def test_batches_are_cut_and_every_byte_arrives(manager: SmallManager, kind: str) -> None:
     settings: dict[str, Any] = {"inflight_bytes": 1 << 20, "batch_keys": 3, "threads": 2}
-    with SyncClient.connect(endpoint=manager.endpoint, transport=kind, **settings) as client:
+    with SyncClient.connect(endpoint=manager.endpoint, **ways(kind), **settings) as client:
         keys, payloads, targets = chunks(40)
         assert client.store(keys, payloads).stored == 40
         assert client.load(keys, targets).complete

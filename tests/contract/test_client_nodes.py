@@ -16,7 +16,7 @@ from polarkv_client.results import Reason, Stored
 from polarkv_client.sync import SyncClient
 from polarkv_client.transport.base import HeldGrant, Scope
 from polarkv_client.transport.shm import ShmTransport
-from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled
+from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled, ways
 from tests.support.slab_process import SlabProcess, start_slab
 from tests.support.small_manager import SmallManager
 from tests.support.waiting import wait_until
@@ -135,7 +135,7 @@ def test_a_node_that_begins_a_new_life_is_found_again(tmp_path: Path, kind: str)
     first = start_slab(tmp_path)
     manager = SmallManager([first.node()])
     keys, payloads, targets = chunks(2)
-    with SyncClient.connect(endpoint=manager.endpoint, transport=kind, deadline_ms=2000) as client:
+    with SyncClient.connect(endpoint=manager.endpoint, **ways(kind), deadline_ms=2000) as client:
         assert client.store(keys, payloads).stored == 2
         first.kill()
         second = start_slab(tmp_path, manager=first.manager)
@@ -191,7 +191,7 @@ def test_an_idle_client_forgets_cache_nodes_that_are_no_more(
     monkeypatch.setattr(upkeep, "SWEEP_S", 0.02)
     monkeypatch.setattr(upkeep, "NODES_S", 0.05)
     manager = SmallManager([own_slab.node()])
-    with SyncClient.connect(endpoint=manager.endpoint, transport=kind) as client:
+    with SyncClient.connect(endpoint=manager.endpoint, **ways(kind)) as client:
         assert client.store([key(1)], [payload(SIZE)]).stored == 1
         assert [node.node for node in client.status().nodes] == ["node-0"]
         manager.nodes = {}

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from polarkv_client import errors, layout
+from polarkv_client import errors, layout, native
 from polarkv_client.protocol.grants import Access
 from polarkv_client.protocol.messages import Empty, Op, SlabAttached
 from polarkv_client.protocol.wire import HEAD, encode_frame
-from polarkv_client.transport import base
+from polarkv_client.transport import copies
 from polarkv_client.transport.base import Scope
 from tests.contract.peers import SLACK_S, Bench, black_hole, impostor, in_time, make, payload, picks, soon
 from tests.support.slab_process import SlabProcess
@@ -55,7 +55,7 @@ def test_a_black_hole_costs_the_deadline_and_no_more(
 
 @pytest.mark.parametrize("access", list(Access))
 def test_a_cancellation_wakes_what_waits(slab: SlabProcess, kind: str, access: Access, tmp_path: Path) -> None:
-    if kind == "shm":
+    if kind != "tcp":
         pytest.skip("the only wait is the attach, bounded by the connect time-out")
     with impostor(kind, black_hole, slab.info, str(tmp_path)) as info:
         bench = Bench(slab, make(kind, info))
@@ -310,39 +310,45 @@ def test_a_kept_connection_that_the_peer_has_closed_costs_nothing(slab: SlabProc
     bench.transport.close()
 
 
-def test_a_descriptor_outlives_the_close_while_it_is_used(slab: SlabProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number could be another file's by then."""
-    bench = Bench(slab, make("shm", slab.info))
+@pytest.mark.parametrize(("kind", "owner", "call"), [("shm-calls", os, "preadv"), ("shm", native.Move, "scatter")])
+def test_the_memory_outlives_the_close_while_it_is_used(
+    slab: SlabProcess, monkeypatch: pytest.MonkeyPatch, kind: str, owner: object, call: str
+) -> None:
+    """Its descriptor's number could be another file's by then, and a touch of what was unmapped kills the process."""
+    bench = Bench(slab, make(kind, slab.info))
     extents = bench.store([payload(1 << 20)])
     target = bytearray(1 << 20)
-    preadv = os.preadv
+    original = getattr(owner, call)
 
-    def closing(descriptor: int, vector: list[memoryview], offset: int) -> int:
+    def closing(*arguments: object) -> object:
         bench.transport.close()
-        return preadv(descriptor, vector, offset)
+        return original(*arguments)
 
-    monkeypatch.setattr(os, "preadv", closing)
+    monkeypatch.setattr(owner, call, closing)
     assert bench.transport.read(bench.grant(Access.READ, extents), picks(extents, [target]), soon()) == [None]
     assert target == payload(1 << 20)
     assert bench.transport._descriptor == -1  # type: ignore[attr-defined]
 
 
-def test_the_ticket_is_looked_at_before_every_piece(slab: SlabProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(slab, make("shm", slab.info))
-    extents = bench.extents([4 * base.PIECE_BYTES])
+@pytest.mark.parametrize(("kind", "owner", "call"), [("shm-calls", os, "pwritev"), ("shm", native.Move, "gather")])
+def test_the_ticket_is_looked_at_before_every_piece(
+    slab: SlabProcess, monkeypatch: pytest.MonkeyPatch, kind: str, owner: object, call: str
+) -> None:
+    bench = Bench(slab, make(kind, slab.info))
+    extents = bench.extents([4 * copies.PIECE_BYTES])
     grant = bench.grant(Access.WRITE, extents)
     bench.transport.reach(grant, soon())
     scope = soon().until(time.monotonic() + 4)
-    pwritev, written = os.pwritev, []
+    original, written = getattr(owner, call), []
 
-    def slow(descriptor: int, vector: list[bytes], offset: int) -> int:
-        written.append(offset)
+    def slow(*arguments: object) -> object:
+        written.append(arguments)
         scope.deadline = time.monotonic() - 1  # the ticket ends while a piece is written
-        return pwritev(descriptor, vector, offset)
+        return original(*arguments)
 
-    monkeypatch.setattr(os, "pwritev", slow)
+    monkeypatch.setattr(owner, call, slow)
     with pytest.raises(errors.LeaseEnded):
-        bench.transport.write(grant, picks(extents, [bytes(4 * base.PIECE_BYTES)]), scope)
+        bench.transport.write(grant, picks(extents, [bytes(4 * copies.PIECE_BYTES)]), scope)
     assert len(written) == 1
     monkeypatch.undo()
     assert layout.unpack_header(bench.peek(extents[0].offset_bytes, 64)) is None
@@ -356,7 +362,7 @@ def test_a_file_system_without_write_is_mapped(slab: SlabProcess, monkeypatch: p
         raise OSError(errno.EINVAL, "no write here")
 
     monkeypatch.setattr(os, "pwritev", refusing)
-    bench = Bench(slab, make("shm", slab.info))
+    bench = Bench(slab, make("shm-calls", slab.info))
     chunks = [payload(5000, 1), payload((1 << 20) + 5, 2)]
     extents = bench.store(chunks)
     targets = [bytearray(len(chunk)) for chunk in chunks]

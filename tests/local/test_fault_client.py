@@ -8,7 +8,7 @@ import pytest
 
 from polarkv_client.results import Reason
 from polarkv_client.states import ReadOutcome, Tier
-from polarkv_client.transport import base, shm
+from polarkv_client.transport import base, copies
 from tests.local.support.invariants import settled
 from tests.local.support.oracle import Caller, Chunks
 from tests.local.support.raw import RawClient
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 # One slab of one slot: whoever stores next gets the very memory that a late writer still aims at.
 SLOT_BYTES = 16 << 20
 LENGTH_BYTES = 9 << 20
-COPIES = LENGTH_BYTES // shm.PIECE_BYTES
+COPIES = LENGTH_BYTES // copies.PIECE_BYTES
 SENDS = LENGTH_BYTES // base.PIECE_BYTES
 
 
@@ -44,8 +44,10 @@ def takes_the_slot(caller: Caller, number: int) -> None:
 @pytest.mark.parametrize(
     ("transport", "call", "nth"),
     [
-        ("shm", "pwritev", COPIES // 2),  # in the middle of the payload
-        ("shm", "pwritev", 0),  # right before the header, which would make the slot look whole
+        ("shm", "gather", COPIES // 2),  # in the middle of the payload
+        ("shm", "put", 0),  # right before the header, which would make the slot look whole
+        ("shm", "pwritev", COPIES // 2),
+        ("shm", "pwritev", 0),
         ("tcp", "sendmsg", SENDS // 2),
     ],
 )
@@ -79,7 +81,7 @@ def test_a_late_header_proves_nothing_to_a_manager_that_was_started_again(chunks
         running(1, "16MiB", "256MiB", slab={"slab_bytes": SLOT_BYTES}, manager=calm) as world,
         world.caller(chunks) as caller,
     ):
-        late = Halted(world.cluster.connection, chunks, [0], operation="store", transport="shm", call="pwritev", nth=0)
+        late = Halted(world.cluster.connection, chunks, [0], operation="store", transport="shm", call="put", nth=0)
         try:
             takes_the_slot(caller, 1)
             late.go_on()
@@ -95,7 +97,8 @@ def test_a_late_header_proves_nothing_to_a_manager_that_was_started_again(chunks
 
 
 @pytest.mark.parametrize(
-    ("transport", "call", "nth"), [("shm", "preadv", 2), ("tcp", "recvmsg_into", 1), ("tcp", "recv_into", 2)]
+    ("transport", "call", "nth"),
+    [("shm", "scatter", 2), ("shm", "preadv", 2), ("tcp", "recvmsg_into", 1), ("tcp", "recv_into", 2)],
 )
 def test_a_read_that_goes_on_after_its_lease_is_a_miss(
     one_slot: World, chunks: Chunks, transport: str, call: str, nth: int
@@ -142,7 +145,7 @@ def test_a_writer_killed_in_the_middle_frees_its_key_and_memory(one_slot: World,
             [0],
             operation="store",
             transport="shm",
-            call="pwritev",
+            call="gather",
             nth=COPIES // 2,
         )
         assert not caller.load([0]).hits

@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
-import xxhash
-
 from polarkv_client import errors, layout
 from polarkv_client.buffers import Views
 from polarkv_client.keys import short
@@ -180,14 +178,17 @@ class Transport(ABC):
         """Give up connections and descriptors once the calls that use them have ended."""
 
 
-def verify(extent: Extent, header: bytes | bytearray, digest: xxhash.xxh3_64) -> errors.Damaged | None:
-    """Whether what was read is what the extent promises: its header's key and length, and the checksum of all three."""
+def verify(extent: Extent, header: bytes | bytearray, checksum: int) -> errors.Damaged | None:
+    """Whether what was read is what the extent promises: its header's key and length, and the checksum of all three.
+
+    ``checksum`` is that of the payload as it was copied.
+    """
     try:
         found = layout.expect_header(header, extent.key, extent.length_bytes)
     except errors.Damaged as damage:
         return damage
     if found.checksum != extent.checksum:
         return errors.Damaged(f"{short(extent.key)}: the header's checksum is not the grant's")
-    if found.checksum != digest.intdigest():
+    if found.checksum != checksum:
         return errors.Damaged(f"{short(extent.key)}: the payload does not match its checksum")
     return None

@@ -198,7 +198,7 @@ class Transports:
             elif node.host_id != self._host:
                 reasons.append("no shm: another host")
             else:
-                found.append((ShmTransport(node, self._copy_threads, connect_s), "same host"))
+                found.append((ShmTransport(node, self._copy_threads, connect_s, self._config.shm_copies), "same host"))
         if allowed in {"auto", "tcp"}:
             if not node.tcp:
                 reasons.append("tcp: the node does not offer it")

@@ -1,34 +1,24 @@
 """Shared memory on the same host: the slab server hands out its memory, and the client copies by itself.
 
-One-sided: ``preadv``/``pwritev`` on the descriptor, one copy, no work on the server. A mapping would copy under
-Python's global lock and turn a truncated file into a signal; the system calls do neither. Only hugetlbfs, which has no
-``write``, is mapped for writes.
+One-sided: one copy, no work on the server. How it copies is said in ``copies.py``.
 """
 
 from __future__ import annotations
 
 import array
-import mmap
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-
-import xxhash
 
 from polarkv_client import errors, layout
-from polarkv_client.buffers import pieces
-from polarkv_client.keys import short
 from polarkv_client.protocol import wire
 from polarkv_client.protocol.messages import NodeInfo, Op, SlabAttach, SlabAttached
+from polarkv_client.transport import copies
 from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport, verify
-
-Part = bytes | bytearray | memoryview
-PIECE_BYTES = 1 << 20  # hashed right after it was copied, from the last-level cache; less costs calls and gains nothing
 
 
 class ShmTransport(Transport):
@@ -37,13 +27,14 @@ class ShmTransport(Transport):
     name = "shm"
     parts_a_thread = 4
 
-    def __init__(self, node: NodeInfo, copy_threads: int, connect_timeout_s: float) -> None:
+    def __init__(self, node: NodeInfo, copy_threads: int, connect_timeout_s: float, how: str = "auto") -> None:
         super().__init__(node, copy_threads)
+        self._how = how
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._descriptor = -1
         self._memory_bytes = 0
-        self._mapping: mmap.mmap | None = None  # where the file system has no write
+        self._copies: copies.Copies | None = None
         self._connection: wire.Connection | None = None  # stays open: its end is the slab server's
         self._users = 0
         self._closed = False
@@ -62,14 +53,13 @@ class ShmTransport(Transport):
                 raise errors.Refused(
                     f"{self.node.name} is in incarnation {attached.incarnation}, not {grant.body.incarnation}"
                 )
-            mapping = None if _can_write(descriptor) else _map(descriptor, attached.memory_bytes)
-            if mapping is not None:
-                undo.callback(mapping.close)
+            ways = copies.choose(descriptor, attached.memory_bytes, self._how)
+            undo.callback(ways.close)
             with self._lock:
                 if self._closed:
                     raise errors.Unavailable(f"the transport to {self.node.name} is closed")
                 if self._descriptor < 0:  # else another thread was faster
-                    self._connection, self._mapping = connection, mapping
+                    self._connection, self._copies = connection, ways
                     self._memory_bytes = attached.memory_bytes
                     self._descriptor = descriptor
                     undo.pop_all()
@@ -79,19 +69,18 @@ class ShmTransport(Transport):
         results: list[errors.PolarKVError | None] = []
         header = bytearray(layout.HEADER_BYTES)
         try:
-            with self._use() as descriptor:
+            with self._use() as ways:
                 for pick in picks:
-                    digest = _read_one(descriptor, pick, header, scope)
-                    results.append(verify(pick.extent, header, digest))
+                    checksum = ways.read(pick, header, scope)
+                    results.append(verify(pick.extent, header, checksum))
         except errors.PolarKVError as error:
             results += [error] * (len(picks) - len(results))
         return results
 
     def write(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[int]:
         self._expect_within(grant, picks)
-        with self._use() as descriptor:
-            put = partial(os.pwritev, descriptor) if self._mapping is None else partial(_put_mapped, self._mapping)
-            return [_write_one(put, pick, grant.body.tenant, scope) for pick in picks]
+        with self._use() as ways:
+            return [ways.write(pick, grant.body.tenant, scope) for pick in picks]
 
     def _expect_within(self, grant: HeldGrant, picks: Sequence[Pick]) -> None:
         """Nobody checks what this side does: a write beyond the end would make the node's memory grow."""
@@ -119,14 +108,15 @@ class ShmTransport(Transport):
             self._close_unused()
 
     @contextmanager
-    def _use(self) -> Iterator[int]:
-        """The descriptor, which stays open (and so its number another file's) until the last user has left."""
+    def _use(self) -> Iterator[copies.Copies]:
+        """The memory, which stays open (its descriptor's number would be another file's) until the last user left."""
         with self._lock:
-            if self._closed or self._descriptor < 0:
+            if self._closed or self._copies is None:
                 raise errors.Unavailable(f"the memory of {self.node.name} is not attached")
             self._users += 1
+            ways = self._copies
         try:
-            yield self._descriptor
+            yield ways
         except OSError as error:
             raise errors.Unavailable(f"the memory of {self.node.name}: {error}") from error
         finally:
@@ -136,83 +126,14 @@ class ShmTransport(Transport):
                     self._close_unused()
 
     def _close_unused(self) -> None:
-        if not self._users and self._descriptor >= 0:
+        if not self._users and self._copies is not None:
+            self._copies.close()
+            self._copies = None
             os.close(self._descriptor)
             self._descriptor = -1
-            if self._mapping is not None:
-                self._mapping.close()
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def _read_one(descriptor: int, pick: Pick, header: bytearray, scope: Scope) -> xxhash.xxh3_64:
-    """Header and payload of one extent; the checksum of the payload."""
-    digest = xxhash.xxh3_64()
-    offset = pick.extent.offset_bytes
-    first: list[Part] = [header]  # the header comes with the first piece, in one call
-    for piece in pieces(pick.views, PIECE_BYTES):
-        scope.check()
-        vector = [*first, *piece]
-        size = sum(map(len, vector))
-        if os.preadv(descriptor, vector, offset) != size:
-            raise errors.Damaged(f"{short(pick.extent.key)}: lies beyond the end of the node's memory")
-        offset += size
-        first = []
-        for part in piece:
-            digest.update(part)
-    return digest
-
-
-def _write_one(put: Callable[[Sequence[Part], int], int], pick: Pick, tenant: int, scope: Scope) -> int:
-    """Erase the header, write the payload, then the header: nobody ever meets half a chunk under a valid one."""
-    digest = xxhash.xxh3_64()
-    extent = pick.extent
-    offset = extent.offset_bytes
-    first: list[Part] = [layout.ERASED]  # a vector is copied in order
-    for piece in pieces(pick.views, PIECE_BYTES):
-        scope.check()
-        vector = [*first, *piece]
-        size = sum(map(len, vector))
-        if put(vector, offset) != size:
-            raise errors.Unavailable(f"{short(extent.key)}: the node's memory took only a part")
-        for part in piece:
-            digest.update(part)
-        offset += size
-        first = []
-    checksum = digest.intdigest()
-    scope.check()
-    # The slot's last bytes go to disk with it: they must not be those of its previous owner.
-    rest = extent.offset_bytes + layout.stride_bytes(extent.length_bytes) - offset
-    if rest:
-        put([bytes(rest)], offset)
-    header = layout.Header(extent.key, extent.length_bytes, checksum, tenant)
-    put([layout.pack_header(header)], extent.offset_bytes)
-    return checksum
-
-
-def _can_write(descriptor: int) -> bool:
-    try:
-        os.pwritev(descriptor, [b""], 0)
-    except OSError:
-        return False
-    return True
-
-
-def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(descriptor, size_bytes)
-    except (OSError, ValueError) as error:
-        raise errors.Unavailable(f"the node's memory cannot be mapped: {error}") from error
-
-
-def _put_mapped(mapping: mmap.mmap, vector: Sequence[Part], offset: int) -> int:
-    """As ``pwritev``, on a mapping."""
-    start = offset
-    for part in vector:
-        mapping[offset : offset + len(part)] = part
-        offset += len(part)
-    return offset - start
 
 
 def _attach(connection: wire.Connection, signed: bytes, deadline: float) -> tuple[int, SlabAttached]:

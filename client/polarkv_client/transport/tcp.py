@@ -52,8 +52,8 @@ class TcpTransport(Transport):
                 stream.answer(scope)
                 header = bytearray(layout.HEADER_BYTES)
                 for pick in picks:
-                    digest = stream.receive_chunk(header, pick.views, scope)
-                    results.append(verify(pick.extent, header, digest))
+                    checksum = stream.receive_chunk(header, pick.views, scope)
+                    results.append(verify(pick.extent, header, checksum))
         except (errors.Refused, errors.Unauthorized):
             raise
         except errors.PolarKVError as error:
@@ -159,7 +159,7 @@ class _Stream:
         with contextlib.suppress(errors.Unavailable):
             self.answer(scope)
 
-    def receive_chunk(self, header: bytearray, views: Views, scope: Scope) -> xxhash.xxh3_64:
+    def receive_chunk(self, header: bytearray, views: Views, scope: Scope) -> int:
         """Header and payload of one chunk; the checksum of the payload."""
         digest = xxhash.xxh3_64()
         first = [memoryview(header)]
@@ -168,7 +168,7 @@ class _Stream:
             first = []
             for part in piece:
                 digest.update(part)
-        return digest
+        return digest.intdigest()
 
     def send_chunk(self, views: Views, scope: Scope) -> int:
         """The payload of one chunk, then its checksum, which is returned."""

@@ -16,14 +16,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polarkv_client import native
 from polarkv_client.layout import unpack_header
 from polarkv_client.sync import SyncClient
+from polarkv_client.transport import copies
 from tests.local.support.oracle import Chunks
 
 _after = {"calls": 0}
 
 
-def halting(name: str, original: Callable[..., Any], nth: int) -> Callable[..., Any]:
+# What can be stopped before: where it is kept, and its name there.
+CALLS: dict[str, tuple[Any, str]] = {
+    "preadv": (os, "preadv"),
+    "pwritev": (os, "pwritev"),
+    "scatter": (native.Move, "scatter"),
+    "gather": (native.Move, "gather"),
+    "put": (copies, "_put_mapped"),
+    "sendmsg": (socket.socket, "sendmsg"),
+    "recv_into": (socket.socket, "recv_into"),
+    "recvmsg_into": (socket.socket, "recvmsg_into"),
+}
+
+
+def halting(original: Callable[..., Any], nth: int) -> Callable[..., Any]:
     """``original``, but the process stops right before its ``nth`` call (0: the one that writes a chunk's header).
 
     Calls from then on are counted.
@@ -54,11 +69,15 @@ def writes_header(arguments: tuple[Any, ...]) -> bool:
 def main() -> int:
     """Run one operation."""
     orders = json.loads(sys.argv[1])
+    owner, name = CALLS[orders["call"]]
     client = SyncClient.connect(
-        Path(orders["connection"]), transport=orders["transport"], copy_threads=1, tcp_connections=1
+        Path(orders["connection"]),
+        transport=orders["transport"],
+        copy_threads=1,
+        tcp_connections=1,
+        shm_copies="calls" if owner is os else "auto",
     )
-    owner: Any = os if hasattr(os, orders["call"]) else socket.socket
-    setattr(owner, orders["call"], halting(orders["call"], getattr(owner, orders["call"]), orders["nth"]))
+    setattr(owner, name, halting(getattr(owner, name), orders["nth"]))
     chunks = Chunks(orders["family"], tuple(orders["lengths"]))
     numbers, deadline_ms = orders["numbers"], orders["deadline_ms"]
     keys = chunks.keys(numbers)

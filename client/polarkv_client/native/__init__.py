@@ -1,0 +1,104 @@
+"""The compiled half of the same-host path: a payload copied and checked in one pass (``move.c``).
+
+It is built with the package where a C compiler is at hand, and is a matter of speed only: where :data:`library` is
+None, :data:`missing` says why, and transports copy with system calls and hash with the xxhash library, which agrees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+
+import xxhash
+
+from polarkv_client.buffers import Views, address_of
+
+LIBRARY_NAME = "move.so"
+LEAST_BYTES = 4096  # less is not worth the calls; of 240 bytes or fewer XXH3-64 is another function
+_VERSION = 1
+
+
+class _Run(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("size_bytes", ctypes.c_uint64))
+
+
+class _Library:
+    """The functions of ``move.c``. ctypes lets go of the interpreter's lock while one runs."""
+
+    def __init__(self, path: Path) -> None:
+        loaded = ctypes.CDLL(str(path))
+        if loaded.polarkv_move_version() != _VERSION:
+            raise OSError(f"{path} was built from other sources: install the package again")
+        state, address, runs, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Run), ctypes.c_uint64
+        self.start = loaded.polarkv_hash_start
+        self.start.argtypes, self.start.restype = (state, number), None
+        self.gather = loaded.polarkv_gather
+        self.gather.argtypes, self.gather.restype = (state, address, runs, ctypes.c_size_t), None
+        self.scatter = loaded.polarkv_scatter
+        self.scatter.argtypes, self.scatter.restype = (state, runs, ctypes.c_size_t, address), None
+        self.finish = loaded.polarkv_hash_finish
+        self.finish.argtypes, self.finish.restype = (state,), number
+        hash_bytes = loaded.polarkv_hash_bytes
+        hash_bytes.restype = ctypes.c_size_t
+        self.hash_bytes = int(hash_bytes())
+
+
+class Move:
+    """One payload on its way, given in order, in as many steps as the caller likes; and its checksum (XXH3-64).
+
+    ``total_bytes`` is the payload's length, at least :data:`LEAST_BYTES`. Addresses are of mapped memory: nothing here
+    can check them.
+    """
+
+    __slots__ = ("_library", "_state")
+
+    def __init__(self, total_bytes: int) -> None:
+        if library is None:
+            raise RuntimeError(f"the compiled half is not there: {missing}")
+        self._library = library
+        self._state = ctypes.create_string_buffer(library.hash_bytes)
+        library.start(self._state, total_bytes)
+
+    def scatter(self, address: int, views: Views) -> None:
+        """Copy what lies at ``address`` into ``views``. What is hashed is what was written."""
+        runs = _runs(views)
+        self._library.scatter(self._state, runs, len(runs), address)
+
+    def gather(self, views: Views, address: int) -> None:
+        """Copy ``views`` to ``address``, one after the other. What is hashed is what was written."""
+        runs = _runs(views)
+        self._library.gather(self._state, address, runs, len(runs))
+
+    def checksum(self) -> int:
+        """The whole payload's, once all of it has been moved."""
+        return int(self._library.finish(self._state))
+
+
+def _runs(views: Iterable[memoryview]) -> ctypes.Array[_Run]:
+    found = [_Run(address_of(view), view.nbytes) for view in views]
+    return (_Run * len(found))(*found)
+
+
+def _load() -> tuple[_Library | None, str]:
+    path = Path(__file__).with_name(LIBRARY_NAME)
+    if not path.exists():
+        return None, "it was not built: no C compiler was found when the package was installed"
+    try:
+        return _Library(path), ""
+    except (OSError, AttributeError) as error:
+        return None, str(error)
+
+
+def _agrees() -> bool:
+    """Whether a copy comes out right, with the checksum that everybody else computes."""
+    source = bytes(range(256)) * 17 + b"unaligned"
+    target = bytearray(len(source))
+    move = Move(len(source))
+    move.gather([memoryview(source)[:1000], memoryview(source)[1000:]], address_of(memoryview(target)))
+    return target == source and move.checksum() == xxhash.xxh3_64_intdigest(source)
+
+
+library, missing = _load()
+if library is not None and not _agrees():
+    library, missing = None, "its checksums are not XXH3-64's on this processor"
