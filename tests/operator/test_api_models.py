@@ -86,13 +86,15 @@ def test_another_kind_or_version_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1", 1), (7, 7), ("1Ki", 1024), ("1k", 1000), ("500m", Decimal("0.5")), ("1.5Gi", 1536 << 20), ("1e3", 1000),
-     ("1E", 10**18), ("1E2", 100), (".5", Decimal("0.5")), ("3u", Decimal("0.000003"))],
+     ("1E", 10**18), ("1E2", 100), ("1Ei", 1 << 60), (".5", Decimal("0.5")), ("3u", Decimal("0.000003"))],
 )  # fmt: skip
 def test_quantities_read_as_kubernetes_reads_them(text: object, value: Decimal) -> None:
     assert Quantity.parse(text).value == value
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1KI", "1g", "+1", "0x1", "1e", "1e999", "9" * 33, True, 1.5, None])
+@pytest.mark.parametrize(
+    "text", ["", "Gi", "1 Gi", "1KI", "1g", "+1", "0x1", "1e", "1e999", "9" * 33, "1Gi\n", True, 1.5, None]
+)
 def test_what_is_no_quantity_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="quantity"):
         Quantity.parse(text)

@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
-from polarkv_client.errors import Refused, Unauthorized
+from polarkv_client.errors import ConfigurationError, Refused, Unauthorized
 from polarkv_client.protocol.messages import Carve, Empty, Heartbeat, InventoryItem, Op, Registered, ReportInventory
 from polarkv_client.protocol.wire import Frame, decode_body, encode_frame
 from polarkv_dataplane.runtime.clock import ManagerClock
-from polarkv_dataplane.runtime.counters import Counters, labelled
+from polarkv_dataplane.runtime.counters import Counters, export, labelled
 from polarkv_dataplane.runtime.node_link import NodeLink
 from polarkv_dataplane.runtime.session import WINDOW, Session, report_inventory
 from polarkv_dataplane.runtime.stream import read_frame
@@ -199,24 +200,40 @@ def test_inventory_goes_in_batches_and_has_an_end(session: tuple[Session, socket
     assert {(report.number, report.incarnation) for report in reports} == {(7, 5)}
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def test_counters_are_shown_to_prometheus() -> None:
-    import urllib.request
-
-    from polarkv_dataplane.runtime.counters import export
-
     counters = Counters()
     counters.add("polarkv_a_total", 2)
     counters.add(labelled("polarkv_b_total", "kind", "x"), 3)
     counters.gauge("polarkv_c_bytes", lambda: 4)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    stop = export(counters, "127.0.0.1", port)
+    port = free_port()
+    stop = export(counters, "127.0.0.1", port, lambda: True)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-            text = answer.read().decode()
+        lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).raise_for_status().text.splitlines()
     finally:
         stop()
-    lines = text.splitlines()
     assert "polarkv_a_total 2.0" in lines
     assert 'polarkv_b_total{kind="x"} 3.0' in lines
     assert "polarkv_c_bytes 4.0" in lines
+
+
+def test_a_server_lives_before_it_is_ready() -> None:
+    port, ready = free_port(), threading.Event()
+    stop = export(Counters(), "127.0.0.1", port, ready.is_set)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as http:
+            assert http.get("/healthz").status_code == 200
+            assert http.get("/readyz").status_code == 503
+            ready.set()
+            assert http.get("/readyz").status_code == 200
+    finally:
+        stop()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="metrics_port"):
+        export(Counters(), "127.0.0.1", taken.getsockname()[1], lambda: True)

@@ -69,7 +69,7 @@ class DiskServer:
         settings = self.settings
         stop_export = None
         if settings.metrics_port is not None:
-            stop_export = export(self.counters, settings.metrics_host, settings.metrics_port)
+            stop_export = export(self.counters, settings.metrics_host, settings.metrics_port, lambda: self.ready)
         scan = Scan(self.files, self.index, self.executor, self.counters, settings.io_threads)
         threading.Thread(target=scan.run, args=(self.stop.is_set,), name="scan", daemon=True).start()
         try:

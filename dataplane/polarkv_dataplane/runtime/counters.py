@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from polarkv_client.errors import ConfigurationError
 
@@ -72,20 +73,46 @@ class _Collector:
         yield from families.values()
 
 
-def export(counters: Counters, host: str, port: int) -> Callable[[], None]:
+def export(counters: Counters, host: str, port: int, ready: Callable[[], bool]) -> Callable[[], None]:
     """Serve the counters over HTTP for Prometheus; return what stops it.
+
+    Beside them, for probes: ``/healthz`` answers as long as the process does, ``/readyz`` with 503 until ``ready()``.
 
     Raises:
         ConfigurationError: the port cannot be bound.
     """
-    from prometheus_client import CollectorRegistry, start_http_server
+    from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+    from prometheus_client import CollectorRegistry, make_wsgi_app
+    from prometheus_client.exposition import ThreadingWSGIServer
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(counters))
+    metrics = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path not in ("/healthz", "/readyz"):
+            return metrics(environ, start_response)  # type: ignore[no-any-return]
+        well = path == "/healthz" or ready()
+        text = b"ok\n" if well else b"starting\n"
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(text)))]
+        start_response("200 OK" if well else "503 Service Unavailable", headers)
+        return [text]
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    class Handler(WSGIRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            """A probe every other second is no news."""
+
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = make_server(host, port, answer, Server, Handler)
     except OSError as error:
         raise ConfigurationError("metrics_port", port, f"{error.strerror}: choose a free port") from error
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
 
     def stop() -> None:
         server.shutdown()

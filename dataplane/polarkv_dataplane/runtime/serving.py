@@ -170,6 +170,8 @@ def listen_unix(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)
+        # For its group too: in a pod a cache node's servers may be two users. Who connects must show a token.
+        os.chmod(path, 0o660)
         listener.listen(256)
     except OSError as error:
         listener.close()

@@ -78,7 +78,9 @@ class SlabServer:
             self._serve(listen_unix(settings.unix_socket), handout.serve, "slab_unix")
             self._bound_path = settings.unix_socket
         if settings.metrics_port is not None:
-            self._stop_export = export(self.counters, settings.metrics_host, settings.metrics_port)
+            self._stop_export = export(
+                self.counters, settings.metrics_host, settings.metrics_port, lambda: self._incarnation > 0
+            )
 
     def _serve(self, listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
         limit = self._settings.max_connections

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from polarkv_operator.api.base import ApiModel, Rule, unchanged
-from polarkv_operator.api.parts import DiskSize, LabelName, MemorySize, PodTemplate, Resources, ShortText
+from polarkv_operator.api.parts import DiskSize, LabelName, MemorySize, ObjectName, PodTemplate, Resources, ShortText
 from polarkv_operator.api.quantity import Quantity
 
 # Ordinals have three digits then, and pods' host names stay within 63 characters.
@@ -89,7 +89,7 @@ class StorageSpec(ApiModel):
     )
     volumes_per_node: Annotated[int, Field(ge=1, le=32)] = Field(1, description="Volumes of each cache node.")
     volume_size: DiskSize = Field(description="Size of each volume, such as 320Gi.")
-    storage_class_name: ShortText | None = Field(
+    storage_class_name: ObjectName | None = Field(
         None, description="Storage class of the volumes; without it, the default one."
     )
     rules: ClassVar = (

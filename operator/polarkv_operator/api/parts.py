@@ -14,8 +14,17 @@ ObjectName = Annotated[
     str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
 ]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-Label = Annotated[str, StringConstraints(max_length=63)]
-LabelName = Annotated[str, StringConstraints(min_length=1, max_length=317)]
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
+Label = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+# Of labels, annotations and resources alike: a name, maybe after a domain.
+LabelName = Annotated[
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=317,
+        pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
 AnyObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 Percent = Annotated[int, Field(ge=1, le=100)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]

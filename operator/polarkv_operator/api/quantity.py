@@ -40,10 +40,10 @@ class Quantity:
         if isinstance(given, Quantity):
             return given
         text = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
-        if not isinstance(text, str) or len(text) > MOST_CHARACTERS or (match := _FORM.match(text)) is None:
+        if not isinstance(text, str) or len(text) > MOST_CHARACTERS or (match := _FORM.fullmatch(text)) is None:
             raise ValueError("write a quantity: a number with a unit, such as 64Gi, 500m or 1G")
         number, unit = match[1], match[2] or ""
-        value = Decimal(number + unit) if unit[:1] in ("e", "E") and unit[1:] else Decimal(number) * _FACTORS[unit]
+        value = Decimal(number) * _FACTORS[unit] if unit in _FACTORS else Decimal(number + unit)
         if value > _MOST:
             raise ValueError("it is more than a quantity can hold (2^63 - 1): use less")
         return cls(text, value)

@@ -95,6 +95,8 @@ def _structural(schema: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
     schema = _without_null(_resolved(schema, defs), defs)
     result = copy.deepcopy({name: value for name, value in schema.items() if name not in _LEFT_OUT})
     extra = result.pop("additionalProperties", None)
+    for keyed in result.pop("patternProperties", {}).values():  # the form of the keys is checked by the models
+        extra = keyed
     if isinstance(extra, dict) and extra:
         result["additionalProperties"] = _structural(extra, defs)
     if "items" in result:

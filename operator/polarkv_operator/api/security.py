@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from polarkv_operator.api.base import ApiModel, Rule
-from polarkv_operator.api.parts import AnyObject, DnsLabel, Label, LabelName, ShortText
+from polarkv_operator.api.parts import AnyObject, DnsLabel, Image, Label, LabelName
 from polarkv_operator.api.quantity import Quantity
 
 DEFAULT_TENANT = "default"
@@ -81,7 +81,7 @@ class InjectionSpec(ApiModel):
     """What pods get that carry the label polarkv.io/inject with this cluster's name."""
 
     enabled: bool = Field(True, description="Whether pods get anything.")
-    image: ShortText | None = Field(
+    image: Image | None = Field(
         None, description="Image that the client library is copied from; without it, the cluster's."
     )
     tenant: DnsLabel = Field(DEFAULT_TENANT, description="Tenant whose token they get; one of security.tenants.")

@@ -13,13 +13,14 @@ from polarkv_operator.api.base import ApiModel, Rule
 from polarkv_operator.api.cache_nodes import CacheNodesSpec, Retention
 from polarkv_operator.api.parts import (
     DiskSize,
+    Image,
     LocalReference,
+    ObjectName,
     Percent,
     PodTemplate,
     Resources,
     Seconds,
     SecretReference,
-    ShortText,
 )
 from polarkv_operator.api.security import InjectionSpec, MonitoringSpec, SecuritySpec
 
@@ -58,7 +59,7 @@ class MetadataStoreSpec(ApiModel):
     volume_size: DiskSize = Field(
         "2Gi", validate_default=True, description="Size of SQLite's volume. Takes effect when the volume is made."
     )
-    storage_class_name: ShortText | None = Field(
+    storage_class_name: ObjectName | None = Field(
         None, description="Storage class of SQLite's volume; without it, the default one."
     )
     rules: ClassVar = (
@@ -147,7 +148,7 @@ class RolloutSpec(ApiModel):
 class PolarKVClusterSpec(ApiModel):
     """A shared KV cache: one manager and a set of cache nodes, each with memory and the disks paired with it."""
 
-    image: ShortText | None = Field(
+    image: Image | None = Field(
         None, description="Image of manager and cache nodes; without it, the one of the operator's release."
     )
     image_pull_policy: PullPolicy = Field(PullPolicy.IF_NOT_PRESENT, description="When the image is pulled.")
