@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 INSTALL_SECONDS = 600.0
+LAST_LINES = 5
 
 
 class InstallError(RuntimeError):
@@ -83,6 +84,6 @@ def run(
         check=False,
     )
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        raise InstallError(f"{' '.join(command[:3])} failed: {words[-1] if words else done.returncode}")
+        words = (done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:]
+        raise InstallError(f"{' '.join(command[:3])} failed: {' | '.join(words) or done.returncode}")
     return done.stdout

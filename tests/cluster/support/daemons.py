@@ -26,9 +26,13 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def pid(self) -> int:
-        assert self._process is not None, f"{self.name} was not started"
-        return self._process.pid
+    def pid(self) -> int | None:
+        """The process's id; None when it was not started or was stopped."""
+        return self._process.pid if self._process else None
+
+    def runs(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Start it. It is killed when the starting thread ends, however that ends."""

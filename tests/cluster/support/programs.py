@@ -116,12 +116,13 @@ def _forget_unused(current: Path) -> None:
 
 
 def _unpacked(group: str) -> Path:
-    key = hashlib.sha256(" ".join((*PACKAGES[group], platform.machine(), _suite())).encode()).hexdigest()[:12]
+    key = hashlib.sha256(" ".join((*PACKAGES[group], platform.machine(), suite())).encode()).hexdigest()[:12]
     return CACHE / f"debian-{group}-{key}"
 
 
 @cache
-def _suite() -> str:
+def suite() -> str:
+    """The name of this machine's Debian release; empty where there is none."""
     release = Path("/etc/os-release")
     return platform.freedesktop_os_release().get("VERSION_CODENAME", "") if release.exists() else ""
 
