@@ -18,6 +18,8 @@ def pod_monitor(cluster: PolarKVCluster, release: Release) -> Object | None:
     interval = f"{wanted.interval_seconds}s"
     content = {
         "selector": {"matchLabels": {names.CLUSTER_LABEL: cluster.name}},
+        # Becomes the label polarkv_io_cluster, by which the dashboards tell clusters apart.
+        "podTargetLabels": [names.CLUSTER_LABEL],
         # The manager relays what cache nodes count; their own exporters are there when it is not.
         "podMetricsEndpoints": [
             {"port": port, "path": "/metrics", "interval": interval}
