@@ -152,7 +152,8 @@ def test_one_image_serves_all() -> None:
 @pytest.mark.parametrize("name", ["operator", "webhook"])
 def test_workloads_take_their_values_and_have_no_rights_on_the_machine(name: str) -> None:
     own = {
-        "replicas": 3, "nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}], "podAnnotations": {"c": "d"},
+        "replicas": 3, "nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}],
+        "podAnnotations": {"c": "d"},
         "affinity": {"nodeAffinity": {}}, "resources": {"limits": {"memory": "1Gi"}},
     }  # fmt: skip
     deployment = one("Deployment", f"polarkv-{name}", {name: own})
