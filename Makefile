@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help venv lint test test-model test-cluster demo bench docs clean
 
+# Where this is set, as in many images, each of the hundreds of processes that tests start would compile its libraries anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 

@@ -45,7 +45,10 @@ class SlabSettings(Settings):
         default=None, description="File or directory on tmpfs or hugetlbfs to take the memory from."
     )
     max_connections: int = Field(
-        default=256, ge=1, le=65536, description="Connections served at a time by each socket."
+        default=256,
+        ge=1,
+        le=65536,
+        description="Connections served at a time by each socket; a client process on the same host keeps one.",
     )
     stall_timeout_ms: int = Field(
         default=5000, ge=1, description="How long a peer may make no progress within a request, in milliseconds."
