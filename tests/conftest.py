@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from tests.cluster.support import api_server as api_servers
 from tests.support import postgres
 
 _databases = itertools.count()
+# Workers that run side by side inherit the size of a terminal that they have not got, and tables would obey it.
+for _size in ("COLUMNS", "LINES"):
+    os.environ.pop(_size, None)
 
 
 @pytest.fixture(scope="session")

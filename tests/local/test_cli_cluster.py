@@ -164,10 +164,7 @@ def test_a_file_survives_in_the_disk_tier(say: Callable[..., Any], tmp_path: Pat
     assert "never put" in say("get", "cold.bin", "--force", code=ExitCode.FAILED)["error"]["text"]
 
 
-def test_status_and_top(
-    say: Callable[..., Any], up: Up, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)  # workers that run side by side are told one, and tables obey it
+def test_status_and_top(say: Callable[..., Any], up: Up, capfd: pytest.CaptureFixture[str]) -> None:
     status = say("status")
     assert status["healthy"] is True
     assert [(node["name"], node["state"]) for node in status["nodes"]] == [("node-0", "Active"), ("node-1", "Active")]
