@@ -11,8 +11,8 @@ OUTPUT = "docs/reference/polarkvcluster.md"
 _HEAD = """\
 # `PolarKVCluster`
 
-Generated from the code by `make docs`; do not edit. `kubectl explain pkv.spec` shows the same in a terminal. Samples are in
-[`crds/samples`](../../crds/samples).
+Generated from the code by `make docs`; do not edit. `kubectl explain pkv.spec` shows the same in a terminal. Samples
+are in [`crds/samples`](../../crds/samples).
 
 Sizes are Kubernetes quantities (`64Gi`, `500m`, `1G`). A change that cannot be done in place is refused with the
 reason. Rules are in italics.
