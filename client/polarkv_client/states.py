@@ -16,6 +16,8 @@ class EntryState(IntEnum):
     LOADING = 6
     PURGING = 7
 
+    __hash__ = int.__hash__  # an enum's own is written in Python, and states are looked up many times a key
+
     @property
     def word(self) -> str:
         """The state as users meet it, in the API, in metrics, in the command and in the docs: ``MemoryAndDisk``."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 from polarkv_client.states import HAS_MEMORY, READABLE, NodeState
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.directory import Directory
-from polarkv_dataplane.manager.core.ledger import DIRTY, USES_DISK
+from polarkv_dataplane.manager.records.books import DIRTY, USES_DISK
 from polarkv_dataplane.manager.records.effects import Work
 from polarkv_dataplane.manager.records.model import CacheNode, Entry
 

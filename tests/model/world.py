@@ -16,7 +16,7 @@ from polarkv_client.protocol.messages import InventoryItem, OperationResult
 from polarkv_client.states import HAS_DISK, READABLE, CommitOutcome, DrainMode, NodeState, ReadOutcome, StoreOutcome
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.directory import Directory, Granted
-from polarkv_dataplane.manager.core.ledger import USES_DISK
+from polarkv_dataplane.manager.records.books import USES_DISK
 from polarkv_dataplane.manager.records.effects import DiskWork, Work
 from polarkv_dataplane.manager.records.model import CacheNode, Entry
 from tests.model.audit import require

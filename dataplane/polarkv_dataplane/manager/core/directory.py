@@ -248,7 +248,7 @@ class Directory:
         self, ring: Ring, key: bytes, length: int, tenant: Tenant, now: int
     ) -> tuple[StoreOutcome, Entry | None]:
         stride = stride_bytes(length)
-        if ring.nodes and stride > ring.slab_bytes():
+        if ring.nodes and stride > ring.slab_bytes:
             return StoreOutcome.OVERSIZED, None
         if tenant.quota_bytes and tenant.used_bytes + stride > tenant.quota_bytes:
             return StoreOutcome.QUOTA_EXCEEDED, None

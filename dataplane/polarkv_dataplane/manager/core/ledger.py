@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from polarkv_client.states import HAS_MEMORY
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.table import ABSENT, Event, next_state
+from polarkv_dataplane.manager.records.books import BOOKS
 from polarkv_dataplane.manager.records.effects import Carved, Changed, DiskWork, Effect, Wake, Work
 from polarkv_dataplane.manager.records.model import CacheNode, Entry, LruList, Operation, Settings, Stats, Tenant
 from polarkv_dataplane.manager.records.pins import Pins
-
-# A file exists, is being written, or is being deleted.
-USES_DISK = frozenset({S.OFFLOADING, S.MEMORY_AND_DISK, S.DISK, S.LOADING, S.PURGING})
-DIRTY = frozenset({S.MEMORY, S.OFFLOADING})
-COMMITTED = frozenset(S) - {S.WRITING, S.PURGING}
 
 
 class Ledger:
@@ -47,27 +42,27 @@ class Ledger:
         ``offset_bytes`` is the slot taken for an entry that gets a memory copy. Raises IllegalTransition.
         """
         before, after = entry.state, next_state(entry.state, event)
+        was, becomes = BOOKS[before or 0], BOOKS[after or 0]
         node, stride = entry.node, entry.stride_bytes
         entry.state = after
         entry.operation = 0
         self.counts[before] -= 1
         self.counts[after] += 1
-        if after in HAS_MEMORY and before not in HAS_MEMORY:
+        if becomes.memory and not was.memory:
             entry.offset_bytes = offset_bytes
             node.pool.put(offset_bytes, entry)
-        elif before in HAS_MEMORY and after not in HAS_MEMORY:
+        elif was.memory and not becomes.memory:
             node.pool.give_back(entry.offset_bytes, max(entry.fence_ms, node.fence_ms), now)
             entry.offset_bytes, entry.fence_ms = -1, 0
-        node.disk_used_bytes += ((after in USES_DISK) - (before in USES_DISK)) * stride
-        node.purging_bytes += ((after is S.PURGING) - (before is S.PURGING)) * stride
-        node.dirty_bytes += ((after in DIRTY) - (before in DIRTY)) * stride
-        node.holds += (after is S.WRITING) - (before is S.WRITING)
-        left, joined = _lru(node, before), _lru(node, after)
-        if left is not joined:
-            if left is not None:
-                left.remove(entry)
-            if joined is not None:
-                joined.push(entry)
+        node.disk_used_bytes += (becomes.disk - was.disk) * stride
+        node.purging_bytes += (becomes.purging - was.purging) * stride
+        node.dirty_bytes += (becomes.dirty - was.dirty) * stride
+        node.holds += becomes.writing - was.writing
+        if was.lru != becomes.lru:
+            if was.lru:
+                _list(node, was.lru).remove(entry)
+            if becomes.lru:
+                _list(node, becomes.lru).push(entry)
         if before is ABSENT:
             self.entries[entry.key] = entry
             entry.tenant.used_bytes += stride
@@ -79,7 +74,7 @@ class Ledger:
             node.queue_dirty(entry)
         if before is S.LOADING:
             self.effects.append(Wake(entry.key))
-        if (before in COMMITTED) or (after in COMMITTED):
+        if was.committed or becomes.committed:
             self.effects.append(Changed(entry.key))
         for base, carved_stride in node.pool.carved:
             self.effects.append(Carved(node.number, node.incarnation, base, carved_stride))
@@ -108,12 +103,10 @@ class Ledger:
         """Move these entries to the recent ends of their LRU lists, the last key last."""
         for key in keys:
             entry = self.entries.get(key)
-            lru = _lru(entry.node, entry.state) if entry is not None else None
-            if entry is not None and lru is not None:
-                lru.touch(entry)
+            name = BOOKS[entry.state or 0].lru if entry is not None else ""
+            if entry is not None and name:
+                _list(entry.node, name).touch(entry)
 
 
-def _lru(node: CacheNode, state: S | None) -> LruList | None:
-    if state is S.DISK:
-        return node.disk
-    return node.memory if state in (S.MEMORY, S.OFFLOADING, S.MEMORY_AND_DISK) else None
+def _list(node: CacheNode, name: str) -> LruList:
+    return node.disk if name == "disk" else node.memory

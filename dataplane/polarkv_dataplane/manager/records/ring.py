@@ -15,6 +15,7 @@ class Ring:
     def __init__(self, nodes: Iterable[CacheNode]) -> None:
         self.nodes = [node for node in nodes if node.serving]
         self.full: set[int] = set()  # strides for which no node has a slot at this moment
+        self.slab_bytes = max((node.pool.slab_bytes for node in self.nodes), default=0)  # which bounds a slot
         self._sums = list(accumulate(max(1, node.pool.memory_bytes >> 12) for node in self.nodes))
 
     def candidates(self, key: bytes) -> list[CacheNode]:
@@ -23,7 +24,3 @@ class Ring:
             return []
         first = bisect_right(self._sums, int.from_bytes(key[-8:], "little") % self._sums[-1])
         return self.nodes[first:] + self.nodes[:first]
-
-    def slab_bytes(self) -> int:
-        """The largest slab, which bounds a slot."""
-        return max((node.pool.slab_bytes for node in self.nodes), default=0)

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +92,7 @@ async def serve(
         ]
         stack.push_async_callback(_cancel, tasks)
         await stack.enter_async_context(run_admin(manager, http))
-        tune_collector()
+        tune_interpreter()
         addresses = {
             "rpc": [_address(sock) for sock in sockets],
             "http": f"http://{_host(http)}",
@@ -125,11 +126,13 @@ async def recall(settings: ManagerSettings, store: MetadataStore) -> tuple[int, 
     return _STARTED_S + 1, Remembered(), False
 
 
-def tune_collector() -> None:
+def tune_interpreter() -> None:
     """Keep collections short with millions of entries: no full collection, and what is there now is never walked.
 
-    Entries come and go by reference counts alone; the cycles that libraries make die young.
+    Entries come and go by reference counts alone; the cycles that libraries make die young. The metadata store's
+    thread computes too: a request that comes meanwhile should not wait for it as long as Python's default lets it.
     """
+    sys.setswitchinterval(0.0005)
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 4, 1_000_000_000)

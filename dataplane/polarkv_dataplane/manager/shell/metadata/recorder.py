@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from polarkv_dataplane.manager.core.ledger import COMMITTED
+from polarkv_dataplane.manager.records.books import COMMITTED
 from polarkv_dataplane.manager.records.model import Entry, Stats
 from polarkv_dataplane.manager.shell.metadata.store import Batch, EntryRow, MetadataStore, NodeRow, Recalled
 from polarkv_dataplane.runtime.log import LimitedLogger
