@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-model test-cluster demo bench docs clean
+.PHONY: help venv lint test test-model test-cluster kind-cluster demo bench docs clean
 
 # Where this is set, as in many images, each of the hundreds of processes that tests start would compile its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +28,10 @@ test-model: venv ## Search small worlds of the manager's core exhaustively, larg
 
 test-cluster: venv ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
 	$(PY) -m tests.cluster.support build
-	$(PYTEST) tests/cluster $(ARGS)
+	$(PYTEST) tests/operator tests/cluster $(ARGS)
+
+kind-cluster: ## Prepare a Kubernetes in Docker, with kind, for test-cluster or for a try
+	@scripts/kind.sh
 
 demo: ## Show prefix reuse on a real model and a trace replay, on this machine
 	@scripts/venv.sh .venv-demo demo

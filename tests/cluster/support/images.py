@@ -24,7 +24,8 @@ from tests.cluster.support.settings import PAUSE_IMAGE
 
 ROOT = Path(__file__).parents[3]
 CONTAINERFILE = ROOT / "images" / "Containerfile"
-PROJECT_IMAGE = "docker.io/polarkv/polarkv:test"
+# A cluster that the user names gets it from `make kind-cluster`, or from a registry under another name.
+PROJECT_IMAGE = os.environ.get("POLARKV_TEST_IMAGE", "docker.io/polarkv/polarkv:test")
 ARCHIVES = programs.CACHE / "images"
 KEPT = 4
 # What the Containerfile copies.
@@ -203,7 +204,7 @@ def _sources() -> str:
 
 def _cached(name: str, key: str, make: Callable[[Builder, Path], None]) -> Path:
     archive = ARCHIVES / f"{name}-{key}.tar"
-    with alone(archive):
+    with alone(ARCHIVES / name):
         if not archive.exists():
             with builder() as build:
                 fresh = build.store / archive.name
