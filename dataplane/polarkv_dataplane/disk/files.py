@@ -36,8 +36,11 @@ class Dropped(Exception):
 class Files:
     """The data directories. Safe for several threads as long as each key is used by one at a time."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], depth: int = 8) -> None:
         """Prepare the directories, and remove what a dead process left half written.
+
+        ``depth`` bounds the transfers of one volume at a time. More threads than that verify what was read meanwhile:
+        transfers that begin together end together, and the disk would idle while all of them are verified.
 
         Raises:
             ConfigurationError: a directory cannot be used.
@@ -46,6 +49,7 @@ class Files:
         self._serial = itertools.count()
         self._made: set[str] = set()
         self._local = threading.local()
+        self._transfers = [threading.BoundedSemaphore(depth) for _ in self.folders]
         self.direct = [self._prepare(folder) for folder in self.folders]
 
     @staticmethod
@@ -98,8 +102,9 @@ class Files:
         try:
             descriptor = os.open(temporary, flags, 0o600)
             try:
-                for start in range(0, len(slot), PIECE_BYTES):
-                    _write_all(descriptor, slot[start : start + PIECE_BYTES], start)
+                with self._transfers[volume]:
+                    for start in range(0, len(slot), PIECE_BYTES):
+                        _write_all(descriptor, slot[start : start + PIECE_BYTES], start)
                 allocated_bytes = os.fstat(descriptor).st_blocks * 512
             finally:
                 os.close(descriptor)
@@ -129,10 +134,9 @@ class Files:
         Raises:
             Missing: no such file. Damaged: its bytes are not those of ``header``. OSError: as the system says.
         """
+        volume = self.volume(header.key)
         try:
-            descriptor = os.open(
-                self.path(header.key), os.O_RDONLY | os.O_CLOEXEC | self.direct[self.volume(header.key)]
-            )
+            descriptor = os.open(self.path(header.key), os.O_RDONLY | os.O_CLOEXEC | self.direct[volume])
         except FileNotFoundError:
             raise Missing(f"{short(header.key)}: no file") from None
         try:
@@ -142,16 +146,9 @@ class Files:
             if found.st_size != len(slot):
                 raise Damaged(f"{short(header.key)}: the file has {found.st_size} bytes, expected {len(slot)}")
             first = self._first_block()
-            rest = slot[ALIGNMENT_BYTES:]
-            got = os.preadv(descriptor, [first, rest[: PIECE_BYTES - ALIGNMENT_BYTES]], 0)
-            if got < ALIGNMENT_BYTES:
-                raise Damaged(f"{short(header.key)}: the file ended after {got} bytes")
-            while got < len(slot):
+            with self._transfers[volume]:
                 check()
-                more = os.preadv(descriptor, [slot[got : got + PIECE_BYTES]], got)
-                if not more:
-                    raise Damaged(f"{short(header.key)}: the file ended after {got} bytes")
-                got += more
+                _fill(descriptor, header.key, first, slot, check)
         finally:
             os.close(descriptor)
         self._verify(header, first, slot)
@@ -193,6 +190,17 @@ def verify_memory(header: Header, slot: memoryview) -> None:
         raise Damaged(f"{short(header.key)}: the checksum in memory is another than the manager's")
     if checksum((slot[HEADER_BYTES : HEADER_BYTES + header.length_bytes],)) != header.checksum:
         raise Damaged(f"{short(header.key)}: the bytes in memory do not match their checksum")
+
+
+def _fill(descriptor: int, key: bytes, first: memoryview, slot: memoryview, check: Callable[[], None]) -> None:
+    """A file's first block into ``first``, the rest into the rest of ``slot``."""
+    got = os.preadv(descriptor, [first, slot[ALIGNMENT_BYTES:PIECE_BYTES]], 0)
+    while got < len(slot):
+        check()
+        more = os.preadv(descriptor, [slot[got : got + PIECE_BYTES]], got) if got >= ALIGNMENT_BYTES else 0
+        if not more:
+            raise Damaged(f"{short(key)}: the file ended after {got} bytes, expected {len(slot)}")
+        got += more
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

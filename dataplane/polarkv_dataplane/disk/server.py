@@ -39,7 +39,7 @@ class DiskServer:
         self.counters = Counters()
         self.volumes = VolumeSet(settings.node, settings.directories, settings.require_mount)
         try:
-            self.files = Files(self.volumes.folders)
+            self.files = Files(self.volumes.folders, settings.io_depth)
         except BaseException:
             self.volumes.close()
             raise

@@ -21,7 +21,10 @@ class DiskSettings(Settings):
     directories: list[Path] = Field(description="Directories for files, one a disk; keys are spread over them.")
     capacity_bytes: int = Field(description="Bytes that all files together may take, in allocated blocks.")
     io_threads: int = Field(
-        default=8, ge=1, le=64, description="Operations that run at a time: some wait for the disk, some verify."
+        default=16, ge=1, le=256, description="Operations that run at a time: some wait for the disk, some verify."
+    )
+    io_depth: int = Field(
+        default=8, ge=1, le=256, description="Transfers between memory and one directory's files at a time."
     )
     queue_length: int = Field(default=8192, ge=1, le=1 << 20, description="Operations that may wait; more are refused.")
     operation_timeout_ms: int = Field(
