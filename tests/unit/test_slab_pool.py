@@ -217,3 +217,25 @@ def test_a_bad_secret_file_is_refused(tmp_path: Path, content: bytes | None, tex
     assert caught.value.field == "secret_file"
     derived = secrets.derive(b"s" * 32)
     assert derived.node_token not in repr(derived)
+
+
+def test_reserved_pages_of_the_paths_own_size_are_beside_the_control_groups_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod: its limit on memory does not count huge pages, and theirs need not be the machine's default size."""
+    reserved = tmp_path / "hugepages-1048576kB"
+    reserved.mkdir()
+    page = os.statvfs_result((1 << 30, 1 << 30, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(machine, "HUGE_PAGES", tmp_path)
+    monkeypatch.setattr(machine, "memory_limit", lambda: (MIB, "the control group's memory limit"))
+    monkeypatch.setattr(machine, "filesystem_type", lambda _: machine.HUGETLBFS_MAGIC)
+    monkeypatch.setattr(os, "statvfs", lambda _: page)
+    monkeypatch.setattr(pool, "_from_path", lambda path, size_bytes: (path, size_bytes))
+    wanted = settings(tmp_path, memory_bytes=2 << 30, pool_path=tmp_path)
+    for free, fits in (("1\n", False), ("2\n", True)):
+        (reserved / "free_hugepages").write_text(free, encoding="ascii")
+        if fits:
+            assert pool.create(wanted) == (tmp_path, 2 << 30)
+            continue
+        with pytest.raises(ConfigurationError, match="control group"):
+            pool.create(wanted)

@@ -10,6 +10,7 @@ from pathlib import Path
 TMPFS_MAGIC = 0x01021994
 HUGETLBFS_MAGIC = 0x958458F6
 HUGE_PAGE_BYTES = 2 << 20
+HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 
 # New mount calls have these numbers on every architecture.
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
@@ -59,6 +60,15 @@ def filesystem_type(path: Path) -> int:
 def advise(address: int, size_bytes: int, advice: int) -> bool:
     """``madvise`` without the interpreter's lock; whether the kernel took the advice."""
     return not _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), ctypes.c_int(advice))
+
+
+def free_huge_bytes(page_bytes: int) -> int:
+    """Bytes in free reserved pages of one size; the machine's default size is only one of several."""
+    try:
+        text = (HUGE_PAGES / f"hugepages-{page_bytes // 1024}kB" / "free_hugepages").read_text(encoding="ascii")
+        return int(text) * page_bytes
+    except (OSError, ValueError):
+        return 0
 
 
 def meminfo_bytes(name: str) -> int:

@@ -81,9 +81,7 @@ def create(settings: SlabSettings) -> Pool:
     """
     size_bytes = settings.pool_bytes
     limit_bytes, reason = machine.memory_limit()
-    hugetlb_bytes = machine.meminfo_bytes("HugePages_Free") * machine.meminfo_bytes("Hugepagesize")
-    on_hugetlb = settings.huge_pages == "hugetlb" or settings.pool_path is not None
-    if size_bytes > limit_bytes and not (on_hugetlb and size_bytes <= hugetlb_bytes):
+    if size_bytes > limit_bytes and size_bytes > _free_huge_bytes(settings):
         raise ConfigurationError(
             "memory_bytes", settings.memory_bytes, f"{reason} is {limit_bytes} bytes: use less, or give it more"
         )
@@ -102,6 +100,20 @@ def create(settings: SlabSettings) -> Pool:
         except ConfigurationError as error:
             _log.info("no pool of kind %s: %s", name, error)
     return _plain(size_bytes)
+
+
+def _free_huge_bytes(settings: SlabSettings) -> int:
+    """Reserved pages that the pool could take: limits on memory do not count them. 0: it asks for none."""
+    path = settings.pool_path
+    if path is None:
+        return machine.free_huge_bytes(machine.HUGE_PAGE_BYTES) if settings.huge_pages == "hugetlb" else 0
+    folder = path if path.is_dir() else path.parent
+    try:
+        if machine.filesystem_type(folder) == machine.HUGETLBFS_MAGIC:
+            return machine.free_huge_bytes(os.statvfs(folder).f_bsize)
+    except OSError:
+        pass  # said when the file is made
+    return 0
 
 
 def _tmpfs(size_bytes: int) -> Pool:
