@@ -143,6 +143,16 @@ def test_a_node_that_is_lost_is_noticed_and_may_return(own_cluster: Cluster) -> 
     kubectl.delete("node", "node1")
 
 
+def test_a_node_ends_also_when_who_waits_for_it_is_stopped(own_cluster: Cluster) -> None:
+    own_cluster.add_node(1)
+    waiting = psutil.Process(int((own_cluster.layout.node(1) / "parent").read_text(encoding="ascii")))
+    stopped = waiting.children(recursive=True)[0]
+    stopped.suspend()
+    own_cluster.kill_node(1)
+    wait_until(lambda: not stopped.is_running(), "the stopped process to end", 10)
+    Kubectl(own_cluster.kubeconfig).delete("node", "node1")
+
+
 @pytest.mark.usefixtures("own_cluster")
 def test_a_cluster_whose_run_was_killed_is_removed() -> None:
     """Its processes end with the run at once; the rest goes when the next cluster is brought up."""

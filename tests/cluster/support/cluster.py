@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -84,7 +83,7 @@ class Cluster:
     def kill_node(self, number: int) -> None:
         """End a node at once, as a machine that loses its power."""
         pid = _first_process(self.layout.number, number)
-        os.kill(pid, signal.SIGKILL)
+        _end(self.layout.number, number)
         wait_until(lambda: not psutil.pid_exists(pid), f"{node_name(number)} to end", DOWN_TIMEOUT_S)
         if waiting := _waiting.pop((self.layout.number, number), None):
             waiting.wait(DOWN_TIMEOUT_S)
@@ -162,8 +161,7 @@ def running(images: Sequence[Path] = (), nodes: int = 1) -> Iterator[Cluster]:
 
 def down(number: int) -> None:
     """End a cluster and remove all that it has on this machine."""
-    with suppress(ProcessLookupError, LookupError):
-        os.kill(_first_process(number, 0), signal.SIGKILL)
+    _end(number, 0)
     wait_until(lambda: _is_free(number), f"cluster {number} to end", DOWN_TIMEOUT_S)
     for cluster, node in list(_waiting):
         if cluster == number:
@@ -285,22 +283,47 @@ def _spawn(
 
 def _first_process(number: int, node: int) -> int:
     """The process id, as this machine counts, of a node's first process. LookupError when the node does not run."""
-    noted = folder_of(number) / node_name(node) / "parent"
 
     def find() -> int:
-        # Below `nsenter`, for which the machine has no other child, and `unshare`, which has none either.
-        process = psutil.Process(int(noted.read_text(encoding="ascii")))
-        while process.cmdline()[1:3] != ["-m", NODE_MODULE]:
-            children = process.children()
-            if not children:
-                return 0
-            process = children[0]
-        return process.pid
+        last = _chain(number, node)[-1]
+        return last.pid if _is_first(last) else 0
 
     try:
         return wait_until(find, f"the first process of {node_name(node)}", 10)
     except (OSError, ValueError, psutil.Error, TimeoutError) as error:
         raise LookupError(f"{node_name(node)} of cluster {number} does not run") from error
+
+
+def _chain(number: int, node: int) -> list[psutil.Process]:
+    """Who waits for a node (``nsenter``, ``unshare``), and last its first process, once that is there.
+
+    OSError, ValueError or psutil.Error when there is no such node.
+    """
+    noted = (folder_of(number) / node_name(node) / "parent").read_text(encoding="ascii")
+    chain = [psutil.Process(int(noted))]
+    if not any(NODE_MODULE in word for word in chain[0].cmdline()):
+        raise ValueError(f"process {noted} is another one by now")
+    # Neither of those who wait has another child.
+    while not _is_first(chain[-1]) and (children := chain[-1].children()):
+        chain.append(children[0])
+    return chain
+
+
+def _is_first(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[1:3] == ["-m", NODE_MODULE]
+    except psutil.ZombieProcess:
+        return False
+
+
+def _end(number: int, node: int) -> None:
+    """Kill a node's first process, and those who wait for it: stopped ones would never see that it has ended."""
+    try:
+        for process in reversed(_chain(number, node)):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+    except (OSError, ValueError, psutil.Error):
+        return
 
 
 def _connect(layout: Layout) -> None:
