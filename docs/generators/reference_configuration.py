@@ -5,6 +5,7 @@ from __future__ import annotations
 from polarkv_client.cli.common import CLIENT
 from polarkv_dataplane.cli.servers import DISK, MANAGER, SLAB
 from polarkv_dataplane.cli.up import UP
+from polarkv_operator.webhooks.cli import WEBHOOK
 
 OUTPUT = "docs/reference/configuration.md"
 _HEAD = """\
@@ -34,6 +35,7 @@ _SECTIONS = (
     (MANAGER, "Manager", "`polarkv manager`."),
     (SLAB, "Slab server", "`polarkv slab`."),
     (DISK, "Disk server", "`polarkv disk`."),
+    (WEBHOOK, "Webhook", "`polarkv webhook`; the chart sets these."),
     (
         CLIENT,
         "Client",

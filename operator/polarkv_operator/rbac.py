@@ -80,6 +80,7 @@ RIGHTS = (
           "so that one operator acts at a time"),
     Right(Holder.WEBHOOK, Where.CLUSTERS, GROUP, (PLURAL,), ("get",), "to read what a labelled pod asks for"),
     Right(Holder.WEBHOOK, Where.CLUSTERS, "", ("events",), ("create",), "to say why a pod was left alone"),
+    Right(Holder.WEBHOOK, Where.CLUSTERS, "", ("pods",), ("get",), "to tie that to the pod, once it has a uid"),
     Right(Holder.WEBHOOK, Where.RELEASE, "", ("secrets",), ("get", "update"), "to share its certificate",
           Named.WEBHOOK_SECRET),
     # A right to create cannot be narrowed to a name.

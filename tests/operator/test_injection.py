@@ -60,7 +60,7 @@ def test_a_vllm_pod_gets_library_environment_and_argument() -> None:
                     {"name": "POLARKV_ENDPOINT", "value": "tcp://kv-manager.models.svc:7000"},
                     {
                         "name": "POLARKV_TOKEN",
-                        "valueFrom": {"secretKeyRef": {"name": "kv-client-default", "key": "token", "optional": True}},
+                        "valueFrom": {"secretKeyRef": {"name": "kv-client", "key": "default", "optional": True}},
                     },
                     {
                         "name": "POLARKV_CLIENT_NAME",

@@ -36,6 +36,7 @@ BUILT_IN = {
 # What the data plane adds; said here too, so that a client without it can say what to install.
 DATA_PLANE = ("up", "down", "manager", "slab", "disk")
 PLANNER = ("plan",)
+OPERATOR = ("webhook",)
 
 
 class ExitCode(IntEnum):
@@ -54,7 +55,7 @@ class CommandSet(click.Group):
     def targets(self) -> dict[str, str]:
         """``module:attribute`` of every subcommand, by name."""
         added = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
-        return {**dict.fromkeys((*DATA_PLANE, *PLANNER), ""), **added, **BUILT_IN}
+        return {**dict.fromkeys((*DATA_PLANE, *PLANNER, *OPERATOR), ""), **added, **BUILT_IN}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order in which people need them."""
@@ -101,7 +102,7 @@ def _is_absent(error: ModuleNotFoundError) -> bool:
 
 def _missing(name: str, error: ModuleNotFoundError) -> click.Command:
     """A command that is not complete here and says why."""
-    extra = "planner" if name in PLANNER else "dataplane"
+    extra = "planner" if name in PLANNER else "operator" if name in OPERATOR else "dataplane"
     fix = f"pip install '{DISTRIBUTION}[{extra}]'"
 
     @click.command(

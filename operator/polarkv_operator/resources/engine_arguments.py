@@ -41,18 +41,13 @@ SGLANG_EXTRA_CONFIG = MappingProxyType(
 )
 
 
-def vllm_transfer_config() -> str:
-    """The JSON that vLLM's ``--kv-transfer-config`` takes."""
-    return json.dumps(dict(VLLM_TRANSFER_CONFIG))
+def arguments(engine: Engine, chunk_tokens: int) -> tuple[str, ...]:
+    """All arguments that make an engine use a cache whose chunks have ``chunk_tokens`` tokens, as separate words.
 
-
-def sglang_extra_config() -> str:
-    """The JSON that SGLang's ``--hicache-storage-backend-extra-config`` takes."""
-    return json.dumps(dict(SGLANG_EXTRA_CONFIG))
-
-
-def arguments(engine: Engine) -> tuple[str, ...]:
-    """All arguments that make an engine use the cache, as separate words."""
+    Where the cache is and with which token it is used is said by the environment.
+    """
     if engine is Engine.VLLM:
-        return (VLLM_FLAG, vllm_transfer_config())
-    return (SGLANG_ENABLE, SGLANG_BACKEND, "dynamic", SGLANG_CONFIG, sglang_extra_config())
+        config = {**VLLM_TRANSFER_CONFIG, "kv_connector_extra_config": {"chunk_tokens": chunk_tokens}}
+        return (VLLM_FLAG, json.dumps(config))
+    # SGLang's chunk is its page: its size is the engine's to choose.
+    return (SGLANG_ENABLE, SGLANG_BACKEND, "dynamic", SGLANG_CONFIG, json.dumps(dict(SGLANG_EXTRA_CONFIG)))

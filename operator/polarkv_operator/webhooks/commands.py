@@ -14,7 +14,6 @@ from polarkv_operator.resources.engine_arguments import (
     SGLANG_ENABLE,
     VLLM_FLAG,
     Engine,
-    arguments,
 )
 from polarkv_operator.webhooks import scripts
 from polarkv_operator.webhooks.pods import Container
@@ -82,16 +81,16 @@ def find(container: Container, hint: Engine | None = None) -> Invocation:
     return Invocation(engine_of_image, tuple(args), "", "args")
 
 
-def plan_arguments(container: Container, invocation: Invocation) -> Addition:
-    """Which words the engine's command line lacks to use the cache.
+def plan_arguments(container: Container, invocation: Invocation, wanted: Sequence[str]) -> Addition:
+    """Which of the words ``wanted`` (as ``engine_arguments`` has them) the engine's command line lacks.
 
     Raises:
         NotUnderstood: the user's other arguments do not go together with them, or cannot be seen.
     """
     given = [*_visible(container, invocation)]
     if invocation.engine is Engine.VLLM:
-        return _plan_vllm(given)
-    return _plan_sglang(given)
+        return _plan_vllm(given, wanted)
+    return _plan_sglang(given, wanted)
 
 
 def keeps_python_path(container: Container) -> bool:
@@ -189,15 +188,14 @@ def _is_one_word(name: str, before: str) -> bool:
     return before == "serve" or (before.startswith("--") and "=" not in before)
 
 
-def _plan_vllm(given: Sequence[str]) -> Addition:
-    wanted = arguments(Engine.VLLM)
+def _plan_vllm(given: Sequence[str], wanted: Sequence[str]) -> Addition:
     if _has(given, VLLM_FLAG):
         return Addition("present" if _value(given, VLLM_FLAG) == wanted[1] else "own")
     if _has(given, "--config"):
         raise NotUnderstood(f"--config names a file that may set {VLLM_FLAG}, which an argument would override")
     if any(_spelled(word).startswith("--kv-offloading") for word in given):
         raise NotUnderstood("--kv-offloading-… chooses another connector")
-    return Addition("added", wanted)
+    return Addition("added", tuple(wanted))
 
 
 _SGLANG_CONFLICTS = {
@@ -208,8 +206,7 @@ _SGLANG_CONFLICTS = {
 }
 
 
-def _plan_sglang(given: Sequence[str]) -> Addition:
-    wanted = arguments(Engine.SGLANG)
+def _plan_sglang(given: Sequence[str], wanted: Sequence[str]) -> Addition:
     if _value(given, SGLANG_CONFIG) == wanted[-1] and _value(given, SGLANG_BACKEND) == "dynamic":
         return Addition("present")
     if any(_spelled(word).startswith(SGLANG_BACKEND) for word in given):
@@ -221,7 +218,7 @@ def _plan_sglang(given: Sequence[str]) -> Addition:
             raise NotUnderstood(reason)
     if _value(given, "--disaggregation-mode") == "decode":
         raise NotUnderstood("a decode server has no radix cache, on which the hierarchical cache is built")
-    return Addition("added", wanted[1:] if _has(given, SGLANG_ENABLE) else wanted)
+    return Addition("added", tuple(wanted[1:] if _has(given, SGLANG_ENABLE) else wanted))
 
 
 def _spelled(word: str) -> str:

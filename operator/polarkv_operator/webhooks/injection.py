@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from polarkv_operator.resources.engine_arguments import Engine
+from polarkv_operator.resources.engine_arguments import Engine, arguments
 from polarkv_operator.webhooks import commands, pods, scripts
 from polarkv_operator.webhooks.commands import Addition, Invocation
 from polarkv_operator.webhooks.edits import Edits
@@ -67,6 +67,7 @@ class Connection:
     endpoint: str
     token_secret: str
     token_key: str
+    chunk_tokens: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _inject(pod: Mapping[str, Any], view: Pod, connection: Connection, settings:
     if view.spec.os is not None and view.spec.os.name != "linux":
         raise Skipped(Skip.NOT_LINUX, f"spec.os.name is {view.spec.os.name}; the client library is for linux")
     index, container, invocation = _choose(view)
-    addition = _plan_arguments(container, invocation)
+    addition = _plan_arguments(container, invocation, connection)
     _check_python_path(container)
     _check_names(view, container)
     edits = Edits(pod)
@@ -193,11 +194,12 @@ def _engine_hint(annotations: Mapping[str, str]) -> Engine | None:
         raise Skipped(Skip.ANNOTATION_WRONG, f"{ENGINE_ANNOTATION} is {value!r}: use vllm or sglang") from None
 
 
-def _plan_arguments(container: Container, invocation: Invocation | None) -> Addition:
+def _plan_arguments(container: Container, invocation: Invocation | None, connection: Connection) -> Addition:
     if invocation is None:
         return Addition("own")
     try:
-        return commands.plan_arguments(container, invocation)
+        wanted = arguments(invocation.engine, connection.chunk_tokens)
+        return commands.plan_arguments(container, invocation, wanted)
     except NotUnderstood as error:
         raise Skipped(
             Skip.ARGUMENT_NOT_SAFE, f"container {container.name}: {error}. {_way_out(invocation.engine)}"

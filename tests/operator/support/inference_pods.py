@@ -11,11 +11,11 @@ from polarkv_operator.webhooks.injection import Connection, Decision, InjectionS
 
 Object = dict[str, Any]
 
-CONNECTION = Connection("kv", "tcp://kv-manager.models.svc:7000", "kv-client-default", "token")
+CONNECTION = Connection("kv", "tcp://kv-manager.models.svc:7000", "kv-client", "default", 256)
 SETTINGS = InjectionSettings(image="registry.example/polarkv:1")
 VLLM_JSON = (
     '{"kv_connector": "PolarKVConnector", "kv_connector_module_path": "polarkv_client.connectors.vllm", '
-    '"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
+    '"kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"chunk_tokens": 256}}'
 )
 SGLANG_JSON = (
     '{"backend_name": "polarkv", "module_path": "polarkv_client.connectors.sglang", '
