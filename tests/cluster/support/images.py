@@ -160,10 +160,10 @@ def _build_project(build: Builder, archive: Path) -> None:
     wheels.mkdir(parents=True)
     (mounts / "pip.conf").write_text(PIP_CONFIG, encoding="utf-8")
     (mounts / "uv.toml").write_text(UV_CONFIG, encoding="utf-8")
-    version = re.search(r"^ARG UV_VERSION=(\S+)$", CONTAINERFILE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert version, "the Containerfile names the version of uv"
-    uv = cache_root("tools") / f"uv-{version[1]}" / "bin"
-    run([str(uv / "python"), "-m", "pip", "download", "--quiet", "--no-deps", f"uv=={version[1]}"], wheels)
+    tools = {name: _version(name) for name in ("uv", "zig")}
+    uv = cache_root("tools") / f"uv-{tools['uv']}" / "bin"
+    wanted = [f"uv=={tools['uv']}", f"ziglang=={tools['zig']}"]
+    run([str(uv / "python"), "-m", "pip", "download", "--quiet", "--no-deps", *wanted], wheels)
     _fill_uv_cache(uv / "uv", mounts)
     volumes = {wheels: "/wheels:ro", mounts / "pip.conf": "/etc/pip.conf:ro", mounts / "uv.toml": "/etc/uv/uv.toml:ro"}
     volumes[cache_root("uv")] = "/uv-cache:rw"
@@ -173,6 +173,12 @@ def _build_project(build: Builder, archive: Path) -> None:
         *(f"--volume={outside}:{inside}" for outside, inside in volumes.items()), str(ROOT),
     )  # fmt: skip
     build.save(PROJECT_IMAGE, archive)
+
+
+def _version(tool: str) -> str:
+    found = re.search(rf"^ARG {tool.upper()}_VERSION=(\S+)$", CONTAINERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, f"the Containerfile names the version of {tool}"
+    return found[1]
 
 
 def _fill_uv_cache(uv: Path, scratch: Path) -> None:
