@@ -1,0 +1,1 @@
+"""The operator's loop: observe, plan (pure), execute (the only writer), status."""
