@@ -144,6 +144,12 @@ def test_unknown_and_lost_nodes_cannot_be_drained(manager: Running, http: httpx.
     assert http.post("/v1/nodes/n1/drain", json={}).status_code == 409
 
 
+def test_nodes_come_with_the_managers_life_and_age(manager: Running, http: httpx.Client) -> None:
+    answer = http.get("/v1/nodes").json()
+    assert answer["epoch"] == manager.epoch
+    assert 0 < answer["uptime_s"] < 60
+
+
 def test_pins_keep_entries_until_they_end(manager: Running, http: httpx.Client) -> None:
     with FakeNode(manager.unix), Client(manager.tcp) as client:
         keys = [key(n) for n in range(3)]

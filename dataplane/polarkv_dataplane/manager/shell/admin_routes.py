@@ -37,7 +37,7 @@ class Refusal(Exception):
 def add_routes(app: FastAPI, manager: Manager, guard: Any, started: float) -> None:
     """Add everything under /v1, behind ``guard``."""
     router = APIRouter(prefix="/v1", dependencies=[guard])
-    _add_nodes(router, manager)
+    _add_nodes(router, manager, started)
     _add_entries(router, manager)
     _add_tenants(router, manager)
 
@@ -52,7 +52,7 @@ def add_routes(app: FastAPI, manager: Manager, guard: Any, started: float) -> No
     app.include_router(router)
 
 
-def _add_nodes(router: APIRouter, manager: Manager) -> None:
+def _add_nodes(router: APIRouter, manager: Manager, started: float) -> None:
     def find(name: str) -> tuple[NodeRecord, CacheNode]:
         record = manager.nodes.by_name(name)
         if record is None:
@@ -64,7 +64,8 @@ def _add_nodes(router: APIRouter, manager: Manager) -> None:
 
     @router.get("/nodes", tags=["nodes"], summary="Every cache node")
     async def nodes() -> api.Nodes:
-        return api.Nodes(nodes=[view_node(manager, record) for record in manager.nodes.records.values()])
+        views = [view_node(manager, record) for record in manager.nodes.records.values()]
+        return api.Nodes(epoch=manager.epoch, uptime_s=time.monotonic() - started, nodes=views)
 
     @router.post("/nodes/{name}/drain", tags=["nodes"], summary="Stop granting on a cache node, then flush or discard")
     async def drain(name: str, request: api.Drain) -> api.NodeView:

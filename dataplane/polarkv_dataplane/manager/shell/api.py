@@ -62,6 +62,8 @@ class NodeView(Model):
 class Nodes(Model):
     """Every cache node that is known, lost ones too."""
 
+    epoch: int = Field(description="This life of the manager: counters begin with it.")
+    uptime_s: float = Field(description="How long it has been up: a node that lives has registered within seconds.")
     nodes: list[NodeView]
 
 
