@@ -40,6 +40,7 @@ class Session:
     as_json: bool
     connection: Path | None
     config: Path | None
+    cluster: str | None = None  # NAMESPACE/NAME in Kubernetes
 
     def settings(self, **flags: Any) -> ClientConfig:
         """The client's settings: flags, then the environment, then the configuration file, then the connection file.
@@ -54,12 +55,20 @@ class Session:
                 setting: Setting = by_name[name]
                 if setting.variable not in os.environ and values.get(name) is None:
                     values[name] = setting.read(value, str(self.config))
+        if self.cluster:
+            from polarkv_client.cli.kubernetes import locate
+
+            for name, value in locate(self.cluster).items():
+                if f"POLARKV_{name.upper()}" not in os.environ and values.get(name) is None:
+                    values[name] = value
+            return load_config(self.connection, **values)
         found = find_connection(self.connection)
         if found is None and not values.get("endpoint") and "POLARKV_ENDPOINT" not in os.environ:
             raise ConfigurationError(
                 "--connection", None,
                 f"nothing says where the cluster is: start one with 'polarkv up', name its {CONNECTION_FILE} with "
-                f"--connection or {CONNECTION_VARIABLE}, or set POLARKV_ENDPOINT and POLARKV_TOKEN",
+                f"--connection or {CONNECTION_VARIABLE}, 'polarkv --cluster NAMESPACE/NAME' in Kubernetes, or set "
+                "POLARKV_ENDPOINT and POLARKV_TOKEN",
             )  # fmt: skip
         return load_config(found, **values)
 
@@ -153,7 +162,9 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )  # fmt: skip
     @functools.wraps(command)
     def with_session(as_json: bool, connection: Path | None, config: Path | None, **others: Any) -> Any:
-        return command(Session(as_json, connection, config), **others)
+        # The command's own option, before the subcommand's name.
+        cluster = click.get_current_context().find_root().params.get("cluster")
+        return command(Session(as_json, connection, config, cluster), **others)
 
     return with_session
 

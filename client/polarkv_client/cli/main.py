@@ -36,7 +36,7 @@ BUILT_IN = {
 # What the data plane adds; said here too, so that a client without it can say what to install.
 DATA_PLANE = ("up", "down", "manager", "slab", "disk")
 PLANNER = ("plan",)
-OPERATOR = ("webhook",)
+OPERATOR = ("operator", "webhook")
 
 
 class ExitCode(IntEnum):
@@ -131,7 +131,13 @@ def _version() -> str:
     "130 interrupted. Every subcommand takes --json; errors are then JSON too.",
 )
 @click.version_option(_version(), prog_name="polarkv")
-def cli() -> None:
+@click.option(
+    "--cluster",
+    envvar="POLARKV_CLUSTER",
+    metavar="NAMESPACE/NAME",
+    help="A PolarKVCluster in Kubernetes: found by its Service from inside, by kubectl port-forward from outside.",
+)
+def cli(cluster: str | None) -> None:
     """A shared KV cache for LLM inference clusters.
 
     Start one on this machine with `polarkv up`, look at it with `polarkv status` or `polarkv top`, put a file in with
