@@ -5,6 +5,7 @@ from __future__ import annotations
 from polarkv_client.cli.common import CLIENT
 from polarkv_dataplane.cli.servers import DISK, MANAGER, SLAB
 from polarkv_dataplane.cli.up import UP
+from polarkv_operator.cli import OPERATOR
 from polarkv_operator.webhooks.cli import WEBHOOK
 
 OUTPUT = "docs/reference/configuration.md"
@@ -36,6 +37,7 @@ _SECTIONS = (
     (SLAB, "Slab server", "`polarkv slab`."),
     (DISK, "Disk server", "`polarkv disk`."),
     (WEBHOOK, "Webhook", "`polarkv webhook`; the chart sets these."),
+    (OPERATOR, "Operator", "`polarkv operator`."),
     (
         CLIENT,
         "Client",

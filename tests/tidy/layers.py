@@ -57,8 +57,20 @@ LAYERS = (
     Only(("kopf",), ("polarkv_operator.handlers",)),
     Only(("pyverbs", "ibverbs"), ("polarkv_client.transport.rdma",)),
     Only(("vllm", "sglang", "torch", "lmcache"), ("polarkv_client.connectors",)),
+    # What changes the cluster is in one file; the election changes its Lease and nothing else.
+    Only(
+        ("polarkv_operator.clients.kube.Writer",),
+        (
+            "polarkv_operator.reconcile.execute", "polarkv_operator.reconcile.leader",
+            "polarkv_operator.reconcile.operator", "polarkv_operator.webhooks",
+        ),
+    ),
     Never(
-        ("polarkv_operator.resources", "polarkv_operator.api", "polarkv_operator.reconcile.plan"),
+        (
+            "polarkv_operator.resources", "polarkv_operator.api", "polarkv_operator.reconcile.plan",
+            "polarkv_operator.reconcile.autoscale", "polarkv_operator.reconcile.events",
+            "polarkv_operator.reconcile.status",
+        ),
         ("kubernetes", "kubernetes_asyncio", "kopf", "httpx", "polarkv_operator.clients"),
     ),
 )  # fmt: skip

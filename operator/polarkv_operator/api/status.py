@@ -61,6 +61,14 @@ class AutoscalingStatus(ApiModel):
     last_scale_time: str | None = Field(
         None, description="When it last changed the number.", json_schema_extra={"format": "date-time"}
     )
+    pending_replicas: int | None = Field(None, description="How many it would want if the need lasts.")
+    pending_since: str | None = Field(
+        None, description="Since when the need is there.", json_schema_extra={"format": "date-time"}
+    )
+    figures_time: str | None = Field(
+        None, description="When the manager's figures were last seen, roughly: a gap starts the window anew.",
+        json_schema_extra={"format": "date-time"},
+    )  # fmt: skip
 
 
 class PolarKVClusterStatus(ApiModel):

@@ -31,6 +31,7 @@ _TRY_AGAIN = frozenset({429, 500, 502, 503, 504})
 _METADATA = "application/json;as={kind};g=meta.k8s.io;v=v1,application/json"
 _CONTROLLERS = frozenset({"kube-controller-manager", "kube-scheduler", "kubelet"})
 _LEFT_ALONE = frozenset({"f:metadata", "f:status"})
+_NO_SUCH_FIELD = "failed to create typed patch object"
 _log = logging.getLogger(__name__)
 
 
@@ -294,6 +295,8 @@ def _check(answer: Any) -> None:
         message = str(answer.reason)
     if answer.status == 409:
         raise Conflict(409, message)
+    if answer.status == 500 and message.startswith(_NO_SUCH_FIELD):
+        raise ApiError(422, message)  # server-side apply says so of a field that does not exist
     if answer.status in _TRY_AGAIN:
         raise Unreachable(answer.status, message)
     raise ApiError(answer.status, message)
