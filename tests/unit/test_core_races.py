@@ -300,11 +300,24 @@ def test_pinned_files_at_the_old_end_do_not_hide_the_others_from_a_purge() -> No
 
 
 def test_a_slow_disk_is_not_asked_for_more_bytes_than_it_can_answer_in_time() -> None:
-    story = Story(Settings(operations_bytes=3 * SLOT_BYTES))
+    story = Story(Settings(operations_bytes=6 * SLOT_BYTES))
     node = story.node(slots=8, files=16)
     for number in range(8):
         story.put(f"chunk {number}")
-    assert len(node.operations) == 3  # bytes bound them, not their number
+    assert len(node.operations) == 3  # bytes bound them, not their number, and half of them are for loads
     while node.operations:
         story.disk(Work.OFFLOAD)
     assert all(entry.state is S.MEMORY_AND_DISK for entry in node.memory)
+
+
+def test_a_load_does_not_wait_until_no_offload_is_left() -> None:
+    """Starvation: each offload that ended made room for the next one alone, and readers waited for all of them."""
+    story = Story(Settings(operations_bytes=4 * SLOT_BYTES))
+    node = story.node(slots=12, files=32)
+    on_disk_too(story, "wanted")
+    assert story.directory.evict([key("wanted")], purge=False, now=story.now) == [True]
+    for number in range(8):
+        story.put(f"chunk {number}")
+    assert len(node.operations) == 2
+    story.directory.acquire_read([key("wanted")], story.now)
+    assert [operation.work for operation in node.operations.values()].count(Work.LOAD) == 1

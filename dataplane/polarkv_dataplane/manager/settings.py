@@ -75,7 +75,9 @@ class ManagerSettings(Settings):
         default=32, ge=1, description="Offloads under way on one cache node; loads may be four times as many."
     )
     operations_bytes: int = Field(
-        default=256 << 20, ge=4096, description="Bytes of offloads and loads under way on one cache node."
+        default=256 << 20,
+        ge=4096,
+        description="Bytes of loads and offloads under way on one cache node; offloads stop at half.",
     )
     victim_scan: int = Field(default=128, ge=1, description="Entries looked at in search of one to evict.")
     max_keys: int = Field(default=10_000_000, ge=1, description="Most entries that the manager remembers.")

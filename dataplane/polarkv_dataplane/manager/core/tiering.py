@@ -52,7 +52,7 @@ class Tiering:
     def load(self, entry: Entry, now: int) -> None:
         """Bring a Disk entry to memory, if there is a slot for it now; who waits asks again."""
         node = entry.node
-        if node.is_busy(self.settings, entry.stride_bytes, 4):  # offloads stop at a quarter of it
+        if node.is_busy(self.settings, entry.stride_bytes, loading=True):
             return
         offset = self.take_slot(node, entry.stride_bytes, now)
         if offset is not None:
@@ -68,7 +68,7 @@ class Tiering:
     def pump(self, node: CacheNode, now: int) -> None:
         """Start offloads that are due, in the order of commits; for a drain all are."""
         while node.has_disk and (entry := node.offloads.next(now)) is not None:
-            if node.is_busy(self.settings, entry.stride_bytes, 1):
+            if node.is_busy(self.settings, entry.stride_bytes, loading=False):
                 return
             if node.serving and not self._offload_is_due(node, entry.stride_bytes, now):
                 return

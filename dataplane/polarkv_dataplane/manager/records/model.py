@@ -176,11 +176,16 @@ class CacheNode:
         """Is it worth waiting for an offload, or is dropping the only way?"""
         return self.has_disk and self.disk_bytes > 0 and self.offloads.may(entry, now)
 
-    def is_busy(self, settings: Settings, stride: int, share: int) -> bool:
-        """So many commands, or bytes of them, are open that a slow disk might not answer one more in time."""
+    def is_busy(self, settings: Settings, stride: int, *, loading: bool) -> bool:
+        """So many commands, or bytes of them, are open that a slow disk might not answer one more in time.
+
+        Offloads leave half of the bytes and three quarters of the commands to loads: readers wait for those.
+        """
         count = len(self.operations)
-        too_many_bytes = (count + 1) * stride > max(stride, settings.operations_bytes)
-        return too_many_bytes or count >= share * settings.operations_per_node
+        most, most_bytes = settings.operations_per_node, settings.operations_bytes // 2
+        if loading:
+            most, most_bytes = 4 * most, settings.operations_bytes
+        return count >= most or (count + 1) * stride > max(stride, most_bytes)
 
     @property
     def serving(self) -> bool:
