@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from polarkv_client import errors
-from polarkv_client.buffers import flatten_all
+from polarkv_client.buffers import flatten_all, length_of
 from polarkv_client.config import ClientConfig, load_config
 from polarkv_client.engine import Engine
+from polarkv_client.gate import load_gate
 from polarkv_client.keys import KEY_BYTES, Namespace, chunk_keys, join_keys
 from polarkv_client.loading import LENGTH_DIFFERS, Load, LoadOutcome
 from polarkv_client.results import (
@@ -61,6 +62,7 @@ _STORED = {
     StoreOutcome.OVERSIZED: ChunkStore(Stored.OVERSIZED),
 }
 _TIERS = tuple(Tier)
+_RECOMPUTE = ChunkLoad(False, reason=Reason.RECOMPUTE)
 
 
 def reason_of(error: BaseException) -> Reason:
@@ -76,6 +78,7 @@ class Operations:
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
+        self.gate = load_gate(config)
         self.engine = Engine(config)
 
     def scope(self, deadline_ms: int | None) -> Scope:
@@ -158,7 +161,18 @@ class Operations:
     ) -> LoadResult:  # fmt: skip
         """See :meth:`SyncClient.load_kv`."""
         keys = _keys_of(namespace, tokens, buffers, extras)
+        if self.gate is None or not keys:
+            result = self.load(keys, buffers, scope, prefix=True)
+            return LoadResult(result.chunks, result.bytes_loaded, namespace.chunk_tokens)
+        lengths = [length_of(views) for views in flatten_all(buffers, "buffers", writable=True)]
+        if not self.gate.admit(lengths, namespace.chunk_tokens, lambda: self.match_prefix(keys, scope)):
+            chunks = [_RECOMPUTE] * len(keys)
+            self.engine.counters.add("loads_skipped")
+            self._count_load(chunks, 0)
+            return LoadResult(chunks, chunk_tokens=namespace.chunk_tokens)
+        began = time.monotonic()
         result = self.load(keys, buffers, scope, prefix=True)
+        self.gate.loaded([chunk.tier for chunk in result.chunks], lengths, time.monotonic() - began)
         return LoadResult(result.chunks, result.bytes_loaded, namespace.chunk_tokens)
 
     def store_kv(
@@ -225,6 +239,7 @@ class Operations:
             tenant=attached.tenant if attached else "",
             nodes=self.engine.transports.status(),
             counters=self.engine.counters.totals(),
+            rates=self.gate.rates if self.gate is not None else None,
         )
 
     def close(self) -> None:

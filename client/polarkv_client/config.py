@@ -50,6 +50,12 @@ class ClientConfig(BaseModel):
     transport: Literal["auto", "shm", "tcp"] = Field(
         "auto", description="How bytes may move: auto takes shared memory on the same host, TCP otherwise."
     )
+    calibration: Path | None = Field(
+        None,
+        description="File with measured rates, from 'polarkv calibrate': loads that would take longer than computing "
+        "are then skipped.",
+    )
+    recompute_gate: bool = Field(True, description="Skip such loads; false: load whatever is there.")
     threads: int = Field(8, ge=1, le=256, description="Threads that move bytes, shared by all operations of a client.")
     copy_threads: int = Field(
         0, ge=0, le=64, description="Threads that one operation uses for copies on this host; 0: one a core, at most 4."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from polarkv_client.calibration import Rates
 from polarkv_client.states import Tier
 
 
@@ -28,6 +29,7 @@ class Reason(StrEnum):
     VERSION = "version mismatch"
     GOLDEN = "golden mismatch"
     CONFIGURATION = "configuration"
+    RECOMPUTE = "recompute"  # computing is faster than loading, by measured rates
     OVERLOADED = "overloaded"  # too many operations wait already
     INTERNAL = "internal error"
 
@@ -131,3 +133,4 @@ class ClientStatus:
     tenant: str
     nodes: list[NodeStatus]
     counters: dict[str, int]
+    rates: Rates | None = None  # what the gate goes by; None: it is off

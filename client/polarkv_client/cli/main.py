@@ -35,7 +35,7 @@ BUILT_IN = {
 }
 # What the data plane adds; said here too, so that a client without it can say what to install.
 DATA_PLANE = ("up", "down", "manager", "slab", "disk")
-PLANNER = ("plan",)
+PLANNER = ("plan", "simulate", "calibrate")
 OPERATOR = ("operator", "webhook")
 
 
