@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-model test-cluster kind-cluster demo bench docs clean
+.PHONY: help venv lint test test-model test-sim test-cluster kind-cluster demo bench docs clean
 
 # Where this is set, as in many images, each of the hundreds of processes that tests start would compile its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,12 +19,15 @@ venv: ## Build .venv: the project installed editable, with all that development 
 lint: venv ## Check style, types, layers and that generated docs are fresh
 	@scripts/lint.sh
 
-test: lint ## Lint, then the unit, tidy, contract, model (fast) and local suites
+test: lint ## Lint, then the unit, tidy, contract, local, model and sim suites (those two without what is deep)
 	@scripts/postgres.sh
 	@scripts/suites.sh $(ARGS)
 
 test-model: venv ## Search small worlds of the manager's core exhaustively, larger ones at random
 	$(PYTEST) tests/model $(ARGS)
+
+test-sim: venv ## Simulate whole traces: hit rates to the block, the article's clusters, the running system
+	$(PYTEST) tests/sim $(ARGS)
 
 test-cluster: venv ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
 	$(PY) -m tests.cluster.support build

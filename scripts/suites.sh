@@ -18,7 +18,7 @@ step() {
 }
 
 loaded=(tests/local/test_soak.py tests/local/test_fault_kill.py tests/local/test_recovery.py)
-step -n 2 --dist loadfile --no-loadscope-reorder tests/model tests/contract tests/unit tests/operator tests/tidy
+step -n 2 --dist loadfile --no-loadscope-reorder tests/model tests/sim tests/contract tests/unit tests/operator tests/tidy
 step "${loaded[@]}"
 step -n 3 --dist loadfile tests/local "${loaded[@]/#/--ignore=}"
 exit "$status"

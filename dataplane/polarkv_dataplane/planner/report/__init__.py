@@ -1,0 +1,1 @@
+"""What simulations found, as tables (JSON, CSV), plots (PNG) and one page (HTML)."""
