@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from polarkv_client.cli.common import console, json_option, table
+from polarkv_client.cli.trace import BLOCK_TOKENS, read_trace
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.settings_cli import parse_size
 from polarkv_dataplane.planner.cli.asking import (
@@ -22,14 +26,18 @@ from polarkv_dataplane.planner.cli.asking import (
     prices_option,
     whole,
 )
+from polarkv_dataplane.planner.cli.engines import engine_options, engines_of
 from polarkv_dataplane.planner.explain import UNITS, Explanation, explain
 from polarkv_dataplane.planner.manifest import LAYOUTS, cluster_yaml
 from polarkv_dataplane.planner.prices import Offer, PriceFile, load_prices, micro, offers
 from polarkv_dataplane.planner.search import Demand, Fleet, Terms, cheapest, largest
 from polarkv_dataplane.planner.shapes import SHAPES
+from polarkv_dataplane.planner.sim.scenario import Hardware, Organisation, Scenario
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from polarkv_dataplane.planner.goal import Tried
 
 _MOST = {"bandwidth": ("bandwidth", 1_000_000), "capacity": ("capacity_gib", 1), "memory": ("memory_mib", 1024)}
 
@@ -75,6 +83,13 @@ def make_plan(
 @click.option("--sessions", default=1, show_default=True, type=click.IntRange(1), help="Contexts to keep.")
 @click.option("--load-seconds", type=click.FloatRange(0, min_open=True), help="Time to load one context.")
 @click.option("--loads", default=1, show_default=True, type=click.IntRange(1), help="Contexts loaded at once.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Plan for this trace, with --ttft.")
+@click.option("--ttft", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="First token within that.")
+@click.option("--ttft-of", type=click.Choice(["mean", "p50", "p90", "p99"]), default="mean", show_default=True,
+              help="Of the trace's requests.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="The first N requests of --trace only.")
+@click.option("--jobs", "workers", type=click.IntRange(1), help="Simulations at once. Default: one a processor.")
+@engine_options
 @click.option("--pool", type=click.Choice(["paired", "memory"]), default="paired", show_default=True,
               help="Memory and disks on each node, or memory alone.")  # fmt: skip
 @click.option("--network", type=click.Choice(["baseline", "burst"]), default="baseline", show_default=True,
@@ -111,6 +126,9 @@ def plan(as_json: bool, prices: Path | None, market: str | None, list_models: bo
         _show_models(as_json, asked["dtype"])
         return
     file = load_prices(prices)
+    if asked["trace"] or asked["ttft"]:
+        _plan_for_trace(file, market, as_json, asked)
+        return
     demand, terms = _demand(asked), _terms(asked)
     budget, maximize = asked["budget"], asked["maximize"]
     if maximize and budget is None:
@@ -133,6 +151,62 @@ def plan(as_json: bool, prices: Path | None, market: str | None, list_models: bo
     else:
         for made in plans:
             _show(console(), made)
+
+
+def _plan_for_trace(file: PriceFile, market: str | None, as_json: bool, asked: dict[str, Any]) -> None:
+    from polarkv_dataplane.planner.goal import candidates, cheapest_that_meets
+
+    if not asked["trace"] or not asked["ttft"]:
+        raise ConfigurationError("--ttft", asked["ttft"], "say both --trace and --ttft: the load and the goal")
+    token = kv_bytes(asked["model"], asked["dtype"], asked["tensor_parallel"], asked["kv_bytes_per_token"])
+    if token is None:
+        raise ConfigurationError("--model", None, "say --model, or --kv-bytes-per-token")
+    requests = list(islice(read_trace(asked["trace"]), asked["limit"]))
+    if not requests:
+        raise ConfigurationError("--trace", str(asked["trace"]), "has no request in it")
+    offer, terms, block_bytes = offers(file, market)[0], _terms(asked), token * BLOCK_TOKENS
+    fleets = candidates(offer, requests, block_bytes, terms)
+    if asked["budget"] is not None:
+        fleets = [fleet for fleet in fleets if fleet.cost <= asked["budget"]]
+    if not fleets:
+        raise click.ClickException("no fleet that this trace asks for can be bought: loosen the limits or the budget")
+    base = Scenario(
+        Organisation.PAIRED, Hardware.of(fleets[0]), engines_of(requests, asked), block_bytes,
+        stripes=asked["tensor_parallel"],
+    )  # fmt: skip
+    percent = None if asked["ttft_of"] == "mean" else float(asked["ttft_of"].removeprefix("p"))
+    tried = cheapest_that_meets(requests, fleets, base, asked["ttft"], percent, asked["workers"] or os.cpu_count() or 1)
+    met = tried[-1] if tried[-1].ttft_s <= asked["ttft"] else None
+    if asked["output"] == "cr" and met is not None:
+        _print_cr(met.fleet, asked)
+    elif as_json:
+        rows = [{**_fleet_json(each.fleet), "ttft_s": round(each.ttft_s, 4)} for each in tried]
+        click.echo(json.dumps({"met": met is not None, "candidates": len(fleets), "tried": rows}, indent=2))
+    else:
+        _show_tried(console(), tried, met is not None, len(fleets), asked)
+    if met is None:
+        raise click.exceptions.Exit(1)
+
+
+def _show_tried(out: Console, tried: Sequence[Tried], met: bool, count: int, asked: dict[str, Any]) -> None:
+    right = ("nodes", "a month", "hits", "TTFT")
+    shown = table("nodes", "machine", "disks of each", "a month", "hits", "TTFT", right=right,
+                  title=f"{len(tried)} of {count} candidates, cheapest first; TTFT: {asked['ttft_of']}")  # fmt: skip
+    for each in tried:
+        fleet = each.fleet
+        disks = f"{fleet.disks} × {fleet.disk.name} {fleet.bought.gib:,} GiB" if fleet.disk else "none"
+        shown.add_row(
+            str(fleet.nodes), fleet.machine.instance.name, disks, f"{fleet.cost:,.2f} {fleet.market.currency}",
+            f"{each.result.percent(each.result.hits):.1f} %", f"{each.ttft_s:.2f} s",
+        )  # fmt: skip
+    out.print(shown)
+    best = min(tried, key=lambda each: each.ttft_s)
+    out.print(
+        f"the last one meets the goal of {asked['ttft']:g} s"
+        if met
+        else f"none meets the goal of {asked['ttft']:g} s; the best has {best.ttft_s:.2f} s: engines are the limit, or "
+        "the demands are larger than the grid"
+    )
 
 
 def _demand(asked: dict[str, Any]) -> Demand:
@@ -207,9 +281,11 @@ def _write_cr(plans: list[Plan], asked: dict[str, Any]) -> None:
     if len(plans) > 1:
         names = ", ".join(made.offer.market.name for made in plans)
         raise ConfigurationError("--market", None, f"say which market the cluster is for: {names}")
-    text = cluster_yaml(
-        plans[0].fleets[0], asked["name"], asked["namespace"], asked["layout"], asked["rdma_resource"]
-    )
+    _print_cr(plans[0].fleets[0], asked)
+
+
+def _print_cr(fleet: Fleet, asked: dict[str, Any]) -> None:
+    text = cluster_yaml(fleet, asked["name"], asked["namespace"], asked["layout"], asked["rdma_resource"])
     click.echo(text, nl=False)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from polarkv_client.calibration import read_calibration
 from polarkv_client.cli.common import console, json_option, table
 from polarkv_client.cli.trace import (
     BLOCK_TOKENS,
@@ -25,12 +24,12 @@ from polarkv_client.cli.trace import (
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.settings_cli import parse_size
 from polarkv_dataplane.planner.cli.asking import GIB, MIB, kv_bytes, model_options, parse_rate, prices_option, whole
+from polarkv_dataplane.planner.cli.engines import engine_options, engines_of
 from polarkv_dataplane.planner.prices import load_prices, offers
 from polarkv_dataplane.planner.report.tables import Row, less_percent, rows
 from polarkv_dataplane.planner.search import Demand, Terms
-from polarkv_dataplane.planner.shapes import shape
-from polarkv_dataplane.planner.sim.comparison import Clusters, engines_for, fleets, jobs
-from polarkv_dataplane.planner.sim.scenario import GPU_TFLOPS, Engines, Hardware, Organisation, Scenario
+from polarkv_dataplane.planner.sim.comparison import Clusters, fleets, jobs
+from polarkv_dataplane.planner.sim.scenario import Hardware, Organisation, Scenario
 from polarkv_dataplane.planner.sim.sweep import Job, run_all
 
 _LRU_POINTS = 12
@@ -74,12 +73,7 @@ def _numbers(text: str, field: str) -> list[float]:
 @click.option("--working-sets", metavar="X,X", help="Shares of the trace, as multiples of the memory pool's size.")
 @click.option("--speeds", default="1", show_default=True, metavar="X,X", help="Requests come so many times as fast.")
 @click.option("--concurrency", default=0, type=click.IntRange(0), help="So many requests at once, without time stamps.")
-@click.option("--engines", type=click.IntRange(1), help="Engines. Default: 70 % busy without a cache.")
-@click.option("--gpu", type=click.Choice(list(GPU_TFLOPS)), default="h20", show_default=True, help="Of the engines.")
-@click.option("--gpus", default=8, show_default=True, type=click.IntRange(1), help="GPUs of an engine.")
-@click.option("--gpu-utilization", default=0.5, show_default=True, type=click.FloatRange(0, 1, min_open=True),
-              help="Share of a GPU's peak that prefill reaches.")  # fmt: skip
-@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE", help="Rates that were measured.")
+@engine_options
 @click.option("--loads-first/--in-order", default=False, show_default=True, help="Disks do loads before offloads.")
 @click.option("--gate/--no-gate", default=False, show_default=True, help="Skip loads slower than computing.")
 @click.option("--passes", default=1, show_default=True, type=click.IntRange(1, 10), help="The last one is reported.")
@@ -128,27 +122,13 @@ def _jobs(requests: Sequence[Request], asked: dict[str, Any]) -> list[Job]:
     chosen = chosen or [Organisation.MEMORY, Organisation.DISK, Organisation.PAIRED]
     bought = [_own_cluster(asked)] if asked["nodes"] else _bought(asked)
     base = Scenario(
-        chosen[0], bought[0].hardware(chosen[0]), _engines(requests, asked), token * BLOCK_TOKENS,
+        chosen[0], bought[0].hardware(chosen[0]), engines_of(requests, asked), token * BLOCK_TOKENS,
         stripes=asked["tensor_parallel"], concurrency=asked["concurrency"], loads_first=asked["loads_first"],
         gate=asked["gate"], passes=asked["passes"], seed=asked["seed"],
     )  # fmt: skip
     speeds = _numbers(asked["speeds"], "--speeds")
     working_sets = _numbers(asked["working_sets"], "--working-sets") if asked["working_sets"] else ()
     return jobs(requests, bought, base, chosen, working_sets, speeds)
-
-
-def _engines(requests: Sequence[Request], asked: dict[str, Any]) -> Engines:
-    given: dict[str, Any] = {"gpus": asked["gpus"], "tflops": GPU_TFLOPS[asked["gpu"]]}
-    given["utilization"] = asked["gpu_utilization"]
-    if asked["calibration"] is not None:
-        given["prefill_tokens_per_s"] = read_calibration(asked["calibration"]).prefill_tokens_per_s
-    if asked["model"]:
-        engines = Engines.of(shape(asked["model"]), asked["engines"] or 1, **given)
-    elif given.get("prefill_tokens_per_s"):
-        engines = Engines(asked["engines"] or 1, **given)
-    else:
-        raise ConfigurationError("--model", None, "say --model, or --calibration with a measured prefill rate")
-    return engines if asked["engines"] else engines_for(requests, engines)
 
 
 def _own_cluster(asked: dict[str, Any]) -> Clusters:
