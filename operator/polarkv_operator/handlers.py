@@ -7,7 +7,6 @@ are watched beside it (:mod:`polarkv_operator.reconcile.watcher`): kopf selects 
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import kopf
@@ -15,8 +14,6 @@ import kopf
 from polarkv_operator.api.cluster import GROUP, PLURAL, VERSION
 from polarkv_operator.reconcile.operator import Operator
 from polarkv_operator.settings import OperatorSettings
-
-_log = logging.getLogger(__name__)
 
 
 class Handlers:
@@ -64,10 +61,11 @@ def run(settings: OperatorSettings) -> None:
         PolarKVError: there is no Kubernetes API to talk to.
     """
     registry = kopf.OperatorRegistry()
-    handlers = Handlers(Operator(settings), registry)
-    _log.info("the operator begins: %s", handlers)
-    where: dict[str, Any] = {"clusterwide": True}
-    if settings.watch_namespace:
-        where = {"namespaces": [settings.watch_namespace]}
-    endpoint = f"http://0.0.0.0:{settings.health_port}/healthz" if settings.health_port else None
-    kopf.run(registry=registry, standalone=True, liveness_endpoint=endpoint, **where)
+    operator = Operator(settings)
+    Handlers(operator, registry)
+    # Without an identity kopf makes one of the user's name, and a pod's user has none.
+    options: dict[str, Any] = {"identity": operator.identity}
+    options |= {"namespaces": [settings.watch_namespace]} if settings.watch_namespace else {"clusterwide": True}
+    if settings.health_port:
+        options["liveness_endpoint"] = f"http://0.0.0.0:{settings.health_port}/healthz"
+    kopf.run(registry=registry, standalone=True, **options)

@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from polarkv_operator import handlers
 from polarkv_operator.clients.kube import ApiError, Kind
 from polarkv_operator.reconcile.observe import CLUSTER, DEPLOYMENT, POD, SECRET
+from polarkv_operator.settings import OperatorSettings
 from tests.cluster.support.api_server import ApiServer
 from tests.operator.support import clusters
 from tests.operator.support.playground import IMAGE, Playground, eventually
@@ -265,3 +267,14 @@ def test_a_manager_that_restarts_loses_no_drain(playground: Playground, manager:
     playground.edit(POD, name, note)  # as if a rollout had been under way, and is no longer needed
     playground.wait_event("DrainCancelled", name)
     eventually(lambda: "polarkv.io/drain" not in playground.pods()[name]["metadata"].get("annotations", {}), "no note")
+
+
+def test_it_runs_as_a_user_that_has_no_name(
+    empty_playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pods do: user 65532 is in no list of users, and a library that asks for its name fails."""
+    given: dict[str, Any] = {}
+    monkeypatch.setenv("KUBECONFIG", str(empty_playground.kubeconfig))
+    monkeypatch.setattr("polarkv_operator.handlers.kopf.run", lambda **arguments: given.update(arguments))
+    handlers.run(OperatorSettings(image=IMAGE, identity="me", health_port=8080))
+    assert given["identity"] == "me" and given["clusterwide"] and given["liveness_endpoint"].endswith(":8080/healthz")

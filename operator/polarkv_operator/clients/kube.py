@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -87,7 +88,9 @@ def connect(kubeconfig: str | None = None) -> official.ApiClient:
             try:
                 configuration.load_incluster_config(settings)  # type: ignore[no-untyped-call]
             except configuration.ConfigException:
-                configuration.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+                # Read now: the package reads the variable when it is imported.
+                named = os.environ.get("KUBECONFIG")
+                configuration.load_kube_config(named, client_configuration=settings)  # type: ignore[no-untyped-call]
         else:
             configuration.load_kube_config(kubeconfig, client_configuration=settings)  # type: ignore[no-untyped-call]
     except (configuration.ConfigException, OSError) as error:

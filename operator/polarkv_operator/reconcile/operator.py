@@ -49,8 +49,8 @@ class Operator:
         self._reader = Reader(client, self._stop.wait)
         writer = Writer(client, self._stop.wait)
         self._managers = Managers()
-        identity = settings.identity or f"{socket.gethostname()}_{os.getpid()}"
-        self.election = Election(writer, settings.namespace, settings.lease_name, identity, time.monotonic)
+        self.identity = settings.identity or f"{socket.gethostname()}_{os.getpid()}"
+        self.election = Election(writer, settings.namespace, settings.lease_name, self.identity, time.monotonic)
         self.queue = Queue(time.monotonic)
         self.reconciler = Reconciler(
             self._reader,
