@@ -154,8 +154,7 @@ class Reader:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise Unreachable(0, f"a watch broke off: {error}") from error
         finally:
-            answer.response.close()
-            answer.response.release_conn()
+            _let_go(answer)
 
     def call(
         self,
@@ -175,6 +174,7 @@ class Reader:
                 return json.loads(data) if data else None
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 failure: ApiError = Unreachable(0, f"{type(error).__name__}: {error}")
+                _let_go(answer)  # it was not read to its end
                 again = method != "POST" or isinstance(error, urllib3.exceptions.NewConnectionError)
             except ApiError as error:
                 failure = error
@@ -303,6 +303,13 @@ def _check(answer: Any) -> None:
     if answer.status in _TRY_AGAIN:
         raise Unreachable(answer.status, message)
     raise ApiError(answer.status, message)
+
+
+def _let_go(answer: Any) -> None:
+    """Close the connection of an answer, if there is one."""
+    if answer is not None:
+        answer.response.close()
+        answer.response.release_conn()
 
 
 def _pause_s(answer: Any, attempt: int) -> float:
