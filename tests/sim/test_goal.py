@@ -52,7 +52,7 @@ def test_the_first_that_is_good_enough_is_the_answer(trace: str, capsys: pytest.
 
 
 def test_a_goal_that_nothing_meets_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    limits = ["--budget", "40000", "--limit", "20"]
+    limits = ["--budget", "20000", "--limit", "20"]
     code, found = plan(capsys, "--trace", trace, "--ttft", "0.0001", *MODEL, *limits)
     assert (code, found["met"], len(found["tried"])) == (1, False, found["candidates"])
     assert run(["plan", "--trace", trace, "--ttft", "0.0001", *MODEL, *limits]) == 1

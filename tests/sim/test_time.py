@@ -88,7 +88,7 @@ def test_a_gate_skips_what_is_slower_than_computing_and_looks_again() -> None:
 
 @pytest.mark.parametrize("organisation", list(Organisation))
 def test_books_balance(organisation: Organisation) -> None:
-    trace = small_trace(300)
+    trace = small_trace(200)
     result = simulate(trace, scenario(organisation))
     assert result.requests == len(trace) == len(result.ttft_s)
     assert result.hits + result.stored <= result.references
@@ -104,7 +104,7 @@ def test_books_balance(organisation: Organisation) -> None:
 
 
 def test_the_same_seed_gives_the_same_run_and_another_differs() -> None:
-    trace = small_trace(300)
+    trace = small_trace(150)
 
     def figures(seed: int) -> dict[str, Any]:
         found = simulate(trace, scenario(seed=seed)).as_json()
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_run_and_another_differs() -> None:
 
 
 def test_a_sweep_in_parallel_finds_what_one_after_the_other_does() -> None:
-    trace = small_trace(200)
+    trace = small_trace(120)
     jobs = [Job(scenario(organisation), 0.7, {}) for organisation in Organisation]
     told: list[int] = []
     alone, parallel = run_all(trace, jobs, 1, told.append), run_all(trace, jobs, 2)
@@ -126,7 +126,7 @@ def test_a_sweep_in_parallel_finds_what_one_after_the_other_does() -> None:
 
 
 def test_local_tiering_costs_no_network_and_global_tiering_more_with_the_load() -> None:
-    trace = small_trace(300)
+    trace = small_trace(200)
     bytes_at: dict[float, float] = {}
     for speed in (0.5, 2.0):
         local = simulate(trace, scenario(Organisation.PAIRED, speed=speed))

@@ -9,7 +9,7 @@ import pytest
 from polarkv_client.calibration import Calibration, Rates, read_calibration
 from polarkv_client.config import ClientConfig
 from polarkv_client.errors import ConfigurationError
-from polarkv_client.gate import PROBE_EVERY, Amount, LoadGate, load_gate
+from polarkv_client.gate import PROBE_EVERY, Amount, LoadGate, Pace, load_gate
 from polarkv_client.states import Tier
 
 LENGTHS = [1000] * 4  # of 10 tokens each
@@ -50,7 +50,7 @@ def test_some_skipped_loads_are_made_to_measure_again() -> None:
     gate = LoadGate(Rates(100, 1, 1))
     made = [admits(gate) for _ in range(3 * PROBE_EVERY)]
     assert made.count(True) == 3
-    for _ in range(40):  # it became fast
+    for _ in range(120):  # it became fast
         gate.loaded([Tier.MEMORY] * 4, LENGTHS, 0.01)
         gate.loaded([Tier.DISK] * 4, LENGTHS, 0.01)
     assert admits(gate)
@@ -59,9 +59,9 @@ def test_some_skipped_loads_are_made_to_measure_again() -> None:
 def test_rates_follow_measurements_by_tier() -> None:
     gate = LoadGate(Rates(100))
     gate.loaded([Tier.MEMORY] * 4, LENGTHS, 1.0)
-    assert gate.rates == Rates(100, 4000, 0)
+    assert (gate.rates.memory_bytes_per_s, gate.rates.disk_bytes_per_s) == (4000, 0)
     gate.loaded([Tier.MEMORY] * 2 + [Tier.DISK] * 2, LENGTHS, 2.0)  # half a second of it was memory's
-    assert gate.rates.memory_bytes_per_s == 4000
+    assert gate.rates.memory_bytes_per_s == pytest.approx(4000)
     assert gate.rates.disk_bytes_per_s == pytest.approx(2000 / 1.5)
     gate.loaded([Tier.NONE] * 4, LENGTHS, 9.0)
     gate.loaded([Tier.MEMORY] * 4, LENGTHS, 0.0)
@@ -73,6 +73,25 @@ def test_a_mixed_load_faster_than_memory_alone_makes_no_infinite_disk() -> None:
     gate = LoadGate(Rates(100, 10))
     gate.loaded([Tier.MEMORY, Tier.DISK], [1000, 1000], 1.0)
     assert gate.rates.disk_bytes_per_s == 4000
+
+
+def test_short_loads_do_not_speak_for_long_ones() -> None:
+    """Every load costs 0.1 s, and a byte 10 µs: short ones have a rate that would forbid long ones."""
+    gate = LoadGate(Rates(prefill_tokens_per_s=100))  # 10 tokens, 1000 bytes: 0.1 s
+    for chunks in (1, 2, 1, 3, 1, 2, 1, 1) * 4:
+        gate.loaded([Tier.MEMORY] * chunks, [1000] * chunks, 0.1 + chunks * 0.01)
+    assert gate.load_s(Amount(20_000, 0)) == pytest.approx(0.3, rel=0.01)
+    assert gate.admit([1000] * 20, 10, lambda: [Tier.MEMORY] * 20)
+    assert not gate.admit([1000] * 20, 10, lambda: [Tier.MEMORY])  # one chunk is there: not worth what a load costs
+
+
+def test_a_line_is_never_below_nothing() -> None:
+    falling = Pace().measured(1000, 2.0).measured(2000, 1.0)
+    assert falling.seconds_for(10_000) == falling.seconds_for(1) > 0
+    steep = Pace().measured(1000, 0.1).measured(2000, 9.0)
+    assert steep.seconds_for(1) > 0
+    assert Pace().seconds_for(5) == Pace.of(10).seconds_for(0) == 0
+    assert Pace.of(10).seconds_for(20) == pytest.approx(2)
 
 
 def test_a_calibration_is_written_and_read(tmp_path: Path) -> None:
