@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ _databases = itertools.count()
 # Workers that run side by side inherit the size of a terminal that they have not got, and tables would obey it.
 for _size in ("COLUMNS", "LINES"):
     os.environ.pop(_size, None)
+# A run in a shell's background ignores Ctrl-C, and so would everything that it starts, also what a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

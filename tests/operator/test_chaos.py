@@ -229,8 +229,8 @@ def test_a_pod_that_cannot_run_is_said_where_people_look(playground: Playground)
     playground.api.call("PATCH", path, {}, {"status": status}, headers)
     found = playground.wait_condition("Degraded", "True", "PodFailing")
     assert "demo-cache-1" in found["message"] and "ImagePullBackOff: no such image" in found["message"]
-    ready = playground.wait_condition("Ready", "False", "CacheNodesMissing")
-    assert "1 of 2" in ready["message"]
+    playground.wait_condition("Ready", "False", "CacheNodesMissing")
+    eventually(lambda: "1 of 2" in playground.condition("Ready")["message"], "the node that runs to be counted")
     # Nothing is taken out of service while a node is missing.
     uid = playground.pods()["demo-cache-0"]["metadata"]["uid"]
     playground.change(image="polarkv:2")
