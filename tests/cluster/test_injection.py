@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).parents[2]
-NAMESPACE = "polarkv-injection"
+NAMESPACE = "polarkv-system"  # as every test that installs the chart: the CRD stays, and belongs to one release
 TOKEN = "a-token-of-the-tests"
 Object = dict[str, Any]
 
