@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,7 +23,7 @@ from polarkv_client.cli.common import Session, parse_chunk, progress, session_op
 from polarkv_client.errors import ConfigurationError, PolarKVError
 from polarkv_client.keys import Namespace, chunk_keys
 from polarkv_client.layout import ALIGNMENT_BYTES, HEADER_BYTES
-from polarkv_client.results import Stored
+from polarkv_client.results import ChunkStore, Stored
 from polarkv_client.settings_cli import show_size
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NOTE_BYTES = ALIGNMENT_BYTES - HEADER_BYTES  # with its header it fills one slot of the smallest size class
 _BATCH_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
+_PASSING_S, _PAUSE_S = 5.0, 0.02  # how long a key may be on its way in or out by another hand
 Advance = Callable[[int], None]
 
 
@@ -142,7 +143,7 @@ def store_file(client: SyncClient, path: Path, name: str, note: Note, advance: A
                     raise PolarKVError(f"{path} became shorter while it was read: try again")
                 digest.update(view)
             begun = time.perf_counter()
-            chunks = client.store(keys, views).chunks
+            chunks = _store(client, keys, views)
             seconds += time.perf_counter() - begun
             for chunk in chunks:
                 outcomes[chunk.outcome.value] += 1
@@ -152,13 +153,28 @@ def store_file(client: SyncClient, path: Path, name: str, note: Note, advance: A
             advance(sum(lengths))
     if digest.hexdigest() != note.sha256:
         raise PolarKVError(f"{path} changed while it was read: try again")
-    said = client.store([note_key(name)], [note.pack()]).chunks[0]
+    said = _store(client, [note_key(name)], [note.pack()])[0]
     if said.outcome not in {Stored.STORED, Stored.EXISTS}:
         raise PolarKVError(f"the note of {name!r} was not stored: {said.outcome.value} ({said.detail or said.reason})")
     report.seconds = seconds
     report.outcomes = dict(outcomes)
     report.outcome = "exists" if outcomes.keys() <= {Stored.EXISTS.value} and earlier else "stored"
     return report
+
+
+def _store(client: SyncClient, keys: list[bytes], buffers: Sequence[object]) -> list[ChunkStore]:
+    """Store, and wait a while for keys of which a former file is still being deleted, or that another is storing."""
+    chunks = list(client.store(keys, buffers).chunks)
+    deadline = time.monotonic() + _PASSING_S
+    while time.monotonic() < deadline:
+        waiting = [place for place, chunk in enumerate(chunks) if chunk.outcome is Stored.IN_PROGRESS]
+        if not waiting:
+            break
+        time.sleep(_PAUSE_S)
+        again = client.store([keys[place] for place in waiting], [buffers[place] for place in waiting]).chunks
+        for place, chunk in zip(waiting, again, strict=True):
+            chunks[place] = chunk
+    return chunks
 
 
 def load_file(client: SyncClient, name: str, target: BinaryIO, note: Note, advance: Advance) -> Report:
