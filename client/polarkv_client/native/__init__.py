@@ -1,6 +1,6 @@
 """The compiled half of the same-host path: a payload copied and checked in one pass (``move.c``).
 
-It is built with the package where a C compiler is at hand, and is a matter of speed only: where :data:`library` is
+It is built with the package where a C compiler is at hand, and is a matter of speed only: where :data:`compiled` is
 None, :data:`missing` says why, and transports copy with system calls and hash with the xxhash library, which agrees.
 """
 
@@ -54,11 +54,11 @@ class Move:
     __slots__ = ("_library", "_state")
 
     def __init__(self, total_bytes: int) -> None:
-        if library is None:
+        if compiled is None:
             raise RuntimeError(f"the compiled half is not there: {missing}")
-        self._library = library
-        self._state = ctypes.create_string_buffer(library.hash_bytes)
-        library.start(self._state, total_bytes)
+        self._library = compiled
+        self._state = ctypes.create_string_buffer(compiled.hash_bytes)
+        compiled.start(self._state, total_bytes)
 
     def scatter(self, address: int, views: Views) -> None:
         """Copy what lies at ``address`` into ``views``. What is hashed is what was written."""
@@ -99,6 +99,6 @@ def _agrees() -> bool:
     return target == source and move.checksum() == xxhash.xxh3_64_intdigest(source)
 
 
-library, missing = _load()
-if library is not None and not _agrees():
-    library, missing = None, "its checksums are not XXH3-64's on this processor"
+compiled, missing = _load()
+if compiled is not None and not _agrees():
+    compiled, missing = None, "its checksums are not XXH3-64's on this processor"

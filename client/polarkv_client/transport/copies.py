@@ -65,7 +65,7 @@ def choose(descriptor: int, memory_bytes: int, how: str) -> Copies:
         raise errors.Unavailable(f"the slab server handed out {size_bytes} bytes of memory, not {memory_bytes}")
     try:
         calls = Calls(descriptor, memory_bytes)
-        return calls if how == "calls" or native.library is None else Mapped(descriptor, memory_bytes, calls)
+        return calls if how == "calls" or native.compiled is None else Mapped(descriptor, memory_bytes, calls)
     except OSError as error:
         raise errors.Unavailable(f"the slab server's memory cannot be mapped: {error}") from error
 
