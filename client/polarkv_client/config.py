@@ -5,11 +5,12 @@ A connection file is the JSON that ``polarkv up`` writes (``connection.json``): 
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -20,6 +21,7 @@ ENVIRONMENT_PREFIX = "POLARKV_"
 CONNECTION_FILE = "connection.json"
 CONNECTION_VARIABLE = "POLARKV_CONNECTION"
 _SECRET_FIELDS = frozenset({"token", "admin_token"})
+Config = TypeVar("Config", bound="ClientConfig")
 
 
 class ClientConfig(BaseModel):
@@ -109,26 +111,37 @@ def load_config(
     Raises:
         ConfigurationError: names the field, the value (never a secret's) and the fix.
     """
+    return load_as(ClientConfig, explicit, connection, environment)
+
+
+def load_as(
+    model: type[Config],
+    explicit: Mapping[str, object],
+    connection: str | os.PathLike[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """As :func:`load_config`, for a model that declares more settings."""
     env = os.environ if environment is None else environment
     values: dict[str, object] = {}
     path = connection if connection is not None else env.get(CONNECTION_VARIABLE)
     if path:
-        values.update(_read_file(Path(path)))
-    for name in ClientConfig.model_fields:
+        # A newer `polarkv up` may write more than this client knows.
+        values.update({name: value for name, value in read_file(Path(path)).items() if name in model.model_fields})
+    for name in model.model_fields:
         if (text := env.get(ENVIRONMENT_PREFIX + name.upper())) is not None:
             values[name] = text
     values.update({name: value for name, value in explicit.items() if value is not None})
     for name in explicit:
-        if name not in ClientConfig.model_fields:
-            raise ConfigurationError(
-                name, "…", f"there is no such setting; there are {', '.join(ClientConfig.model_fields)}"
-            )
+        if name not in model.model_fields:
+            close = difflib.get_close_matches(name, model.model_fields, 1)
+            known = f"did you mean {close[0]}?" if close else f"there are {', '.join(model.model_fields)}"
+            raise ConfigurationError(name, "…", f"there is no such setting; {known}")
     if not values.get("endpoint"):
         raise ConfigurationError(
             "endpoint", "", "pass endpoint=, set POLARKV_ENDPOINT, or name the connection file that `polarkv up` wrote"
         )
     try:
-        return ClientConfig.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "config"
@@ -136,7 +149,12 @@ def load_config(
         raise ConfigurationError(field, value, first["msg"].removeprefix("Value error, ")) from None
 
 
-def _read_file(path: Path) -> dict[str, object]:
+def read_file(path: Path) -> dict[str, object]:
+    """What a connection file says, or the one in a folder.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no JSON object.
+    """
     if path.is_dir():
         path = path / CONNECTION_FILE
     try:
@@ -149,5 +167,4 @@ def _read_file(path: Path) -> dict[str, object]:
         raise ConfigurationError("connection", str(path), f"is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ConfigurationError("connection", str(path), "must hold one JSON object")
-    # A newer `polarkv up` may write more than this client knows.
-    return {name: value for name, value in content.items() if name in ClientConfig.model_fields}
+    return content

@@ -84,8 +84,8 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its name in the environment. The client has no section's part: it is in every process."""
-        section = "" if self.section == "client" else f"{self.section}_"
+        """Its name in the environment. Client and connector have no section's part: one process has one."""
+        section = "" if self.section in {"client", "connector"} else f"{self.section}_"
         return f"{ENVIRONMENT_PREFIX}{section}{self.name}".upper()
 
     @property
@@ -139,6 +139,11 @@ class Setting:
         if default is None or default in ("", (), [], {}) or self.is_secret:
             return "none"
         return str(default)
+
+    @property
+    def limits(self) -> str:
+        """What its value may be, in words; empty: anything of its type."""
+        return _limits(self)
 
     def read(self, value: Any, source: str) -> Any:
         """The value as the model takes it, from text where it came as text."""
@@ -234,8 +239,8 @@ class Section:
         for setting in self.settings():
             flag = "–" if setting.is_secret else f"`{setting.flag}`"
             what = (setting.info.description or "").replace("|", "\\|")
-            if limits := _limits(setting):
-                what += f" ({limits})"
+            if setting.limits:
+                what += f" ({setting.limits})"
             cells = (flag, f"`{setting.variable}`", f"`{setting.dotted}`", setting.shown_default, what)
             lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines) + "\n"

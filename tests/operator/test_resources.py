@@ -13,6 +13,7 @@ import yaml
 
 from polarkv_client.cli.common import CLIENT
 from polarkv_client.config import load_config
+from polarkv_client.connectors.settings import load_connector_config
 from polarkv_dataplane.cli.servers import DISK, MANAGER, SLAB
 from polarkv_dataplane.manager.shell.credentials import load_credentials
 from polarkv_operator.api import PolarKVCluster, SpecInvalid, parse
@@ -29,6 +30,7 @@ from polarkv_operator.resources import (
     shortcomings,
 )
 from polarkv_operator.resources.common import Release, SecretDigests
+from polarkv_operator.resources.engine_arguments import SGLANG_EXTRA_CONFIG, Engine, arguments
 from polarkv_operator.resources.overlay import overlay
 from tests.operator.support import golden
 from tests.operator.support.clusters import body, with_field
@@ -120,6 +122,25 @@ def test_a_client_takes_the_connection(tmp_path: Path) -> None:
     assert next(one for one in CLIENT.settings() if one.name == "endpoint").variable in data
     assert json.loads(data[connection.VLLM_KEY])["kv_load_failure_policy"] == "recompute"
     assert json.loads(data[connection.SGLANG_KEY])["endpoint"] == config.endpoint
+
+
+def test_connectors_take_the_connection_by_each_way(tmp_path: Path) -> None:
+    """The flag, the file and the variables say the same to a connector, and nothing that it does not know."""
+    data = connection.config_map(cluster("cache.chunkTokens", 128))["data"]
+    (tmp_path / "connection.json").write_text(data[connection.CONNECTION_KEY], encoding="utf-8")
+    flag = json.loads(data[connection.VLLM_KEY])["kv_connector_extra_config"]
+    variables = {name: value for name, value in data.items() if name.startswith("POLARKV_")}
+    injected = json.loads(arguments(Engine.VLLM, 128)[1])["kv_connector_extra_config"]
+    sglang = json.loads(data[connection.SGLANG_KEY])
+    ways = (
+        load_connector_config(flag, {}),
+        load_connector_config({}, {"POLARKV_CONNECTION": str(tmp_path)}),
+        load_connector_config({}, variables),
+        load_connector_config(injected, {connection.ENDPOINT_VARIABLE: data[connection.ENDPOINT_VARIABLE]}),
+    )
+    assert {(one.endpoint, one.chunk_tokens) for one in ways if one} == {(data[connection.ENDPOINT_KEY], 128)}
+    assert all(ways)
+    assert load_connector_config({name: sglang[name] for name in sglang if name not in SGLANG_EXTRA_CONFIG}, {})
 
 
 def test_pods_have_no_rights() -> None:

@@ -1,0 +1,89 @@
+"""What stands between a connector and its engine: whatever fails here costs a miss, never a request.
+
+``attach`` makes the client; ``harmless`` wraps what an engine calls. A connector's own defects are turned into misses
+in ``harmless`` alone, as the cache's are in ``client.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from polarkv_client.client import Operations
+from polarkv_client.connectors.settings import ConnectorConfig
+from polarkv_client.errors import ConfigurationError, GoldenMismatch, Unauthorized, VersionMismatch
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+Self = TypeVar("Self")
+Answer = TypeVar("Answer")
+_ATTACH_MS = 2000
+_SAY_AGAIN_S = 60.0
+
+
+def attach(config: ConnectorConfig) -> Operations:
+    """The client of one process. A cache that cannot be reached is no error: it is tried again all the time.
+
+    A version that is not spoken (or keys that differ) is said loudly, once: a rolled-back manager serves again, and an
+    engine must start while a cluster is being upgraded.
+
+    Raises:
+        ConfigurationError: the manager is there and refuses the token.
+    """
+    operations = Operations(config)
+    try:
+        operations.connect(operations.scope(_ATTACH_MS))
+    except Unauthorized as error:
+        operations.close()
+        raise ConfigurationError(
+            "token", "…", f"set POLARKV_TOKEN to a token that {config.endpoint} knows ({error})"
+        ) from None
+    except (VersionMismatch, GoldenMismatch) as error:
+        log.error("no KV is loaded or stored until client and manager are of fitting versions: %s", error)
+    return operations
+
+
+class Complaints:
+    """Says each kind of trouble once a minute at most, and counts all of it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._said: dict[str, float] = {}
+        self.count = 0
+
+    def note(self, what: str, error: BaseException) -> None:
+        """Count it; log it with its trace unless that was done a moment ago."""
+        now = self._clock()
+        with self._lock:
+            self.count += 1
+            if now - self._said.get(what, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+                return
+            self._said[what] = now
+        log.error("%s: a defect became misses", what, exc_info=error)
+
+
+complaints = Complaints()
+
+
+def harmless(
+    instead: Callable[[], Answer],
+) -> Callable[[Callable[Concatenate[Self, P], Answer]], Callable[Concatenate[Self, P], Answer]]:
+    """Decorate a method that an engine calls: should it raise, ``instead()`` is answered."""
+
+    def decorate(method: Callable[Concatenate[Self, P], Answer]) -> Callable[Concatenate[Self, P], Answer]:
+        def guarded(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                complaints.note(method.__qualname__, error)
+                return instead()
+
+        functools.update_wrapper(guarded, method)
+        return guarded
+
+    return decorate

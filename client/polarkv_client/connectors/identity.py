@@ -1,0 +1,137 @@
+"""Which engines' chunks fit each other: the namespace of an engine, and fingerprints of weights and adapters.
+
+Two engines share chunks only if all of a namespace is equal. What is in doubt belongs in it: a namespace too narrow
+costs hits, one too wide gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from polarkv_client.connectors.settings import ConnectorConfig
+from polarkv_client.keys import Namespace
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz")
+_CONFIGURATION = ("config.json", "adapter_config.json", "params.json", "hf_quant_config.json", "quantize_config.json")
+_HEAD_BYTES = 1 << 20
+_SAMPLE_BYTES = 4096
+_SAMPLES = 32
+# What frameworks write into configurations without a change of what is computed.
+_NOT_OF_THE_MODEL = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype"})
+
+
+def engine_namespace(
+    config: ConnectorConfig,
+    *,
+    engine: str,
+    model: str,
+    weights_fingerprint: str,
+    kv_dtype: str,
+    layout: Mapping[str, object],
+    page_size: int,
+    chunk_tokens: int | None = None,
+    tp: tuple[int, int] = (0, 1),
+    pp: tuple[int, int] = (0, 1),
+) -> Namespace:
+    """The namespace of one rank of an engine, with the configuration's overrides.
+
+    Args:
+        model: as the engine was told: a name, or a folder.
+        weights_fingerprint: see :func:`fingerprint`.
+        layout: whatever decides how bytes lie in a page (device, backend, instruction set, shape, order of
+            dimensions, layers of this rank), by name; values are JSON's.
+        page_size: tokens in one page (vLLM's block).
+        chunk_tokens: the configuration's when it is not given.
+        tp, pp: rank and size. Where all ranks hold the same bytes (MLA), tp is (0, 1) for all of them.
+
+    Raises:
+        ConfigurationError: a field is out of range.
+    """
+    return Namespace(
+        model_id=config.namespace_model_id or model_name(model),
+        chunk_tokens=config.chunk_tokens if chunk_tokens is None else chunk_tokens,
+        weights_fingerprint=config.namespace_weights_fingerprint or weights_fingerprint,
+        kv_dtype=kv_dtype,
+        layout=f"{engine} {json.dumps(layout, sort_keys=True, separators=(',', ':'))}",
+        page_size=page_size,
+        tp_rank=tp[0],
+        tp_size=tp[1],
+        pp_rank=pp[0],
+        pp_size=pp[1],
+        tenant_salt=config.namespace_tenant_salt,
+    )
+
+
+def model_name(model: str) -> str:
+    """The name that a model has in keys: of a folder its last part, because each host may mount it elsewhere."""
+    return Path(model).resolve().name if os.path.isdir(model) else model
+
+
+@lru_cache(maxsize=256)
+def fingerprint(model: str, revision: str = "") -> str:
+    """16 hex digits that say which weights (or which adapter) lie at ``model``: a folder, or a name in the hub's cache.
+
+    Hashed are the configuration and, of each weight file, its name, size, beginning (with all names, types and shapes)
+    and :data:`_SAMPLES` runs of bytes spread over it: a few hundred KiB are read of a model of any size. Two trainings
+    that agree in all of these would be taken for one; a setting overrides this. Without a weight file that can be
+    found, the name, the revision and the configuration must do.
+    """
+    digest = hashlib.sha256(b"polarkv-weights-v1")
+    folder = _folder(model, revision)
+    files = sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}) if folder else []
+    if not files:
+        _feed(digest, b"name", model.encode(), revision.encode())
+    for name in _CONFIGURATION:
+        if folder and (folder / name).is_file():
+            _feed(digest, name.encode(), _configuration(folder / name))
+    for path in files:
+        _feed(digest, path.name.encode(), str(path.stat().st_size).encode(), *_samples(path))
+    return digest.hexdigest()[:16]
+
+
+def _feed(digest: hashlib._Hash, *parts: bytes) -> None:
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+
+
+def _folder(model: str, revision: str) -> Path | None:
+    if os.path.isdir(model):
+        return Path(model)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(model, "config.json", revision=revision or None)
+    except ValueError:  # a name that the hub could not have
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _configuration(path: Path) -> bytes:
+    raw = path.read_bytes()
+    try:
+        content = json.loads(raw)
+    except ValueError:
+        return raw
+    if not isinstance(content, dict):
+        return raw
+    kept = {name: value for name, value in content.items() if name not in _NOT_OF_THE_MODEL}
+    return json.dumps(kept, sort_keys=True).encode()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        yield file.read(_HEAD_BYTES)
+        for place in range(_SAMPLES):
+            file.seek(size * place // _SAMPLES)
+            yield file.read(_SAMPLE_BYTES)
+        file.seek(max(size - _SAMPLE_BYTES, 0))
+        yield file.read(_SAMPLE_BYTES)
