@@ -20,7 +20,7 @@ lint: venv ## Check style, types, layers and that generated docs are fresh
 	@scripts/lint.sh
 
 test: lint ## Lint, then the unit, tidy, contract, local, model and sim suites (those two without what is deep)
-	@scripts/postgres.sh
+	@scripts/databases.sh
 	@scripts/suites.sh $(ARGS)
 
 test-model: venv ## Search small worlds of the manager's core exhaustively, larger ones at random

@@ -1,4 +1,4 @@
-"""What every suite shares: PostgreSQL and a Kubernetes API server on demand, and a look at what a run leaves behind."""
+"""What every suite shares: databases and a Kubernetes API server on demand, and a look at what a run leaves behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.cluster.support import api_server as api_servers
-from tests.support import postgres
+from tests.support import mariadb, postgres
 
 _databases = itertools.count()
 # Workers that run side by side inherit the size of a terminal that they have not got, and tables would obey it.
@@ -27,9 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[tuple[Path, Path]]:
     """Run one private server for the session; yield (directory of its programs, directory of its socket)."""
-    binaries = postgres.find_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server programs: install Debian's postgresql, or set POLARKV_POSTGRES_BIN")
+    binaries = postgres.expect_binaries()
     with postgres.running_server(binaries) as socket_folder:
         yield binaries, socket_folder
 
@@ -38,6 +36,19 @@ def postgres_server() -> Iterator[tuple[Path, Path]]:
 def postgres_url(postgres_server: tuple[Path, Path]) -> str:
     """Return the URL of a new, empty PostgreSQL database."""
     return postgres.new_database(*postgres_server, f"test_{next(_databases)}")
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[Path]:
+    """Run one private server for the session; yield its socket."""
+    with mariadb.running_server(mariadb.expect_programs()) as socket:
+        yield socket
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: Path) -> str:
+    """Return the URL of a new, empty MariaDB database."""
+    return mariadb.new_database(mariadb_server, f"test_{next(_databases)}")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real slab server for each module, and a transport of each kind to it."""
+"""A real slab server for each module and a transport of each kind to it; a metadata store of each kind."""
 
 from __future__ import annotations
 
@@ -47,3 +47,17 @@ def own_bench(own_slab: SlabProcess, kind: str) -> Iterator[Bench]:
     made = Bench(own_slab, make(kind, own_slab.info))
     yield made
     made.transport.close()
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.postgres),
+        pytest.param("mariadb", marks=pytest.mark.mariadb),
+    ]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A metadata store of each kind, empty."""
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path}/metadata.db"
+    return str(request.getfixturevalue(f"{request.param}_url"))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from polarkv_client.layout import tenant_number
@@ -22,7 +20,8 @@ from polarkv_dataplane.manager.records.model import Entry, Tenant
 from polarkv_dataplane.manager.shell.metadata import make_store
 from polarkv_dataplane.manager.shell.metadata.recorder import Recorder
 from polarkv_dataplane.manager.shell.metadata.store import Batch, MetadataStore, NodeRow, Recalled, Remembered
-from tests.support import postgres
+from tests.support import mariadb, postgres
+from tests.support.databases import DatabaseServer
 from tests.support.managers import (
     Client,
     FakeNode,
@@ -38,13 +37,6 @@ from tests.support.waiting import wait_until
 
 TENANT = tenant_number("a")
 MINUTE_MS = 60_000
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite://{tmp_path}/metadata.db"
-    return str(request.getfixturevalue("postgres_url"))
 
 
 def looked_up(url: str, *keys: bytes) -> dict[bytes, Recalled]:
@@ -135,19 +127,23 @@ def serve_a_little(manager: Running, first: int) -> float:
     return longest
 
 
-@pytest.mark.postgres
-def test_a_database_that_stops_hangs_or_dies_never_stops_the_cache(tmp_path: Path) -> None:
-    binaries = postgres.find_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server programs: install Debian's postgresql, or set POLARKV_POSTGRES_BIN")
-    with postgres.running_server(binaries) as folder:
-        database = postgres.new_database(binaries, folder, "cache")
-        settings = make_settings(tmp_path, metadata_url=database, metadata_timeout_ms=500)
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param(postgres.a_server, id="postgres", marks=pytest.mark.postgres),
+        pytest.param(mariadb.a_server, id="mariadb", marks=pytest.mark.mariadb),
+    ],
+)
+def test_a_database_that_stops_hangs_or_dies_never_stops_the_cache(
+    tmp_path: Path, server: Callable[[], AbstractContextManager[DatabaseServer]]
+) -> None:
+    with server() as database:
+        settings = make_settings(tmp_path, metadata_url=database.url, metadata_timeout_ms=500)
         with running_manager(settings) as manager, FakeNode(manager.unix):
             wait_until(lambda: stats(manager)["metadata_connected"], "the database")
             assert serve_a_little(manager, 0) < 1
             wait_until(lambda: stats(manager)["metadata_waiting"] == 0, "what was stored to be written")
-            servers = [p for p in psutil.Process().children(recursive=True) if "postgres" in p.name()]
+            servers = database.processes()
             assert servers
             for process in servers:
                 process.suspend()
@@ -156,11 +152,9 @@ def test_a_database_that_stops_hangs_or_dies_never_stops_the_cache(tmp_path: Pat
             for process in reversed(servers):
                 process.resume()
             wait_until(lambda: stats(manager)["metadata_waiting"] == 0, "the rest to be written", 20)
-            assert len(looked_up(database, *[key(n) for n in range(100, 130)])) == 30
+            assert len(looked_up(database.url, *[key(n) for n in range(100, 130)])) == 30
             failures = stats(manager)["counts"]["metadata_failures"]
-            for process in psutil.Process().children(recursive=True):
-                if "postgres" in process.name() and process.parent() != psutil.Process():
-                    os.kill(process.pid, signal.SIGTERM)  # its connections end
+            database.end_connections()
             assert serve_a_little(manager, 200) < 1
             wait_until(lambda: stats(manager)["counts"]["metadata_failures"] > failures, "the failure", 20)
     # The server is gone for good: a manager starts all the same, and says so.

@@ -1,11 +1,10 @@
-"""One contract for every metadata store, on the real things: an SQLite file and a PostgreSQL server."""
+"""One contract for every metadata store, on the real things: an SQLite file, a PostgreSQL server, a MariaDB server."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TypeAlias
 
 import pytest
@@ -17,13 +16,6 @@ from tests.support.managers import key
 
 Scenario: TypeAlias = Callable[[MetadataStore], Awaitable[None]]
 HIGH = (1 << 64) - 1  # checksums are unsigned
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite://{tmp_path}/metadata.db"
-    return str(request.getfixturevalue("postgres_url"))
 
 
 @asynccontextmanager

@@ -48,6 +48,7 @@ def test_what_is_read_can_be_written_and_read_again() -> None:
         ("cacheNodes.podTemplate.spec", [], f"{SPEC}.podTemplate.spec", "write an object"),
         ("manager.replicas", 2, "spec.manager.replicas", "at most 1"),
         ("manager.metadataStore", {"type": "PostgreSQL"}, "spec.manager.metadataStore.secretRef", "set both"),
+        ("manager.metadataStore", {"type": "MySQL"}, "spec.manager.metadataStore.secretRef", "set both"),
         ("manager.metadataStore", {"type": "SQLite", "secretRef": {"name": "a"}},
          "spec.manager.metadataStore.secretRef", "set both"),
         ("manager.resources", {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}, "spec.manager.resources.requests",

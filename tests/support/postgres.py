@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+import pytest
+
+from tests.support.databases import DatabaseServer
 from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 30.0
@@ -83,6 +87,29 @@ def answers(binaries: Path, socket_folder: Path, server: subprocess.Popen[bytes]
         raise RuntimeError(f"PostgreSQL ended: {(socket_folder / 'log').read_text(errors='replace')[-2000:]}")
     command = [str(binaries / "pg_isready"), "-q", "-h", str(socket_folder), "-U", "postgres"]
     return subprocess.run(command, check=False, timeout=10).returncode == 0
+
+
+def expect_binaries() -> Path:
+    """As :func:`find_binaries`; without them the test is skipped, and says why."""
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server programs: install Debian's postgresql, or set POLARKV_POSTGRES_BIN")
+    return binaries
+
+
+@contextmanager
+def a_server() -> Iterator[DatabaseServer]:
+    """Run a server that a test may do anything to."""
+    binaries = expect_binaries()
+    with running_server(binaries) as folder:
+
+        def end_connections() -> None:
+            for process in server.processes():
+                if process.parent() != psutil.Process():
+                    process.terminate()
+
+        server = DatabaseServer(new_database(binaries, folder, "cache"), "postgres", end_connections)
+        yield server
 
 
 def new_database(binaries: Path, socket_folder: Path, name: str) -> str:

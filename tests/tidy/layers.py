@@ -51,7 +51,7 @@ LAYERS = (
         (
             "asyncio", "time", "datetime", "random", "secrets", "uuid", "os", "pathlib", "io", "socket", "ssl",
             "select", "subprocess", "threading", "multiprocessing", "concurrent", "queue", "logging", "fastapi",
-            "starlette", "uvicorn", "uvloop", "httpx", "prometheus_client", "sqlite3", "asyncpg",
+            "starlette", "uvicorn", "uvloop", "httpx", "prometheus_client", "sqlite3", "asyncpg", "pymysql",
         ),
     ),
     Only(("kopf",), ("polarkv_operator.handlers",)),

@@ -22,7 +22,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rpc": ("tcp://127.0.0.1:70000",)}, "rpc"),
     ({"rpc": ("unix:///" + "x" * 200,)}, "rpc"),
     ({"http_port": 70000}, "http_port"),
-    ({"metadata_url": "mysql://nowhere/x"}, "metadata_url"),
+    ({"metadata_url": "oracle://nowhere/x"}, "metadata_url"),
     ({"metadata_url": "sqlite://"}, "metadata_url"),
     ({"heartbeat_ms": 1000, "node_timeout_ms": 1500}, "node_timeout_ms"),
     ({"read_lease_ms": 0}, "read_lease_ms"),
@@ -123,6 +123,15 @@ def test_a_unix_socket_in_use_is_named_and_a_stale_one_is_replaced(tmp_path: Pat
     bind_endpoint(endpoint).close()
     with pytest.raises(ConfigurationError, match="path that can be created"):
         bind_endpoint(f"unix://{tmp_path}/no/such/folder/rpc.sock")
+
+
+@pytest.mark.parametrize(
+    "rest", ["db", "db/", "/cache", "db/a/b", "db:port/cache", "db/cache?ssl-mode=REQUIRED", "[::1/cache"]
+)
+def test_a_mysql_address_is_checked_before_anything_connects_and_never_quoted(rest: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"metadata_url=.*mysql://USER:PASSWORD@HOST:PORT/NAME") as caught:
+        make_store(f"mysql://user:hunter2@{rest}" if not rest.startswith("/") else f"mysql://{rest}")
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_metadata_file_needs_its_directory(tmp_path: Path) -> None:

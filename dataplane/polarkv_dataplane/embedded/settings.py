@@ -30,7 +30,7 @@ class UpSettings(Settings):
         description="Directory of the cluster: files of the disk tier, metadata, secrets, logs, connection.json.",
     )
     metadata_url: str = Field(
-        "", description="Metadata database (sqlite:///PATH, postgresql://…); empty: SQLite in the directory."
+        "", description="Metadata database (sqlite:///PATH, postgresql://…, mysql://…); empty: SQLite in the directory."
     )
     http_port: int = Field(
         0, ge=0, le=65535, description="Port of the admin API on 127.0.0.1; 0: the one of last time, or a free one."

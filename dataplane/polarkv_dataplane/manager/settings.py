@@ -11,7 +11,8 @@ from polarkv_client.errors import ConfigurationError
 from polarkv_dataplane.manager.records.model import Settings as CoreSettings
 from polarkv_dataplane.runtime.settings import Settings, check_endpoint, check_unix_path
 
-METADATA_SCHEMES = ("sqlite", "postgresql", "postgres")
+METADATA_SCHEMES = ("sqlite", "postgresql", "postgres", "mysql")
+METADATA_FORMS = "sqlite:///PATH, postgresql://USER@HOST/NAME or mysql://USER@HOST/NAME"
 
 
 class ManagerSettings(Settings):
@@ -29,7 +30,7 @@ class ManagerSettings(Settings):
     )
     metadata_url: SecretStr = Field(
         default=SecretStr(""),
-        description="Where metadata is kept: sqlite:///PATH, postgresql://USER@HOST/NAME; empty: nowhere.",
+        description=f"Where metadata is kept: {METADATA_FORMS}; empty: nowhere.",
     )
     metadata_timeout_ms: int = Field(
         default=3000, ge=10, description="How long one exchange with the metadata store may take, in milliseconds."
@@ -97,9 +98,7 @@ class ManagerSettings(Settings):
             )
         scheme, separator, rest = self.metadata_url.get_secret_value().partition("://")
         if (scheme or rest) and (scheme not in METADATA_SCHEMES or not separator or not rest.strip("/")):
-            raise ConfigurationError(
-                "metadata_url", f"{scheme}://…", "use sqlite:///PATH, postgresql://USER@HOST/NAME, or leave it empty"
-            )
+            raise ConfigurationError("metadata_url", f"{scheme}://…", f"use {METADATA_FORMS}, or leave it empty")
         return self
 
     def core(self) -> CoreSettings:

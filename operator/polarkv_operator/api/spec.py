@@ -30,7 +30,11 @@ class MetadataStoreType(StrEnum):
 
     SQLITE = "SQLite"
     POSTGRESQL = "PostgreSQL"
+    MYSQL = "MySQL"
     NONE = "None"
+
+
+_SERVERS = (MetadataStoreType.POSTGRESQL, MetadataStoreType.MYSQL)
 
 
 class PullPolicy(StrEnum):
@@ -42,7 +46,7 @@ class PullPolicy(StrEnum):
 
 
 def _secret_as_needed(store: MetadataStoreSpec) -> bool:
-    return (store.type is MetadataStoreType.POSTGRESQL) == (store.secret_ref is not None)
+    return (store.type in _SERVERS) == (store.secret_ref is not None)
 
 
 class MetadataStoreSpec(ApiModel):
@@ -50,11 +54,14 @@ class MetadataStoreSpec(ApiModel):
 
     type: MetadataStoreType = Field(
         MetadataStoreType.SQLITE,
-        description="SQLite: a file on a volume of the manager's own. PostgreSQL: a server named by secretRef. None: "
+        description="SQLite: a file on a volume of the manager's own. PostgreSQL, MySQL: a server named by "
+        "secretRef. None: "
         "pins, recency and quotas are forgotten with the manager.",
     )
     secret_ref: SecretReference | None = Field(
-        None, description="Secret with the database's URL, postgresql://USER:PASSWORD@HOST/NAME. For PostgreSQL only."
+        None,
+        description="Secret with the database's URL, postgresql://USER:PASSWORD@HOST/NAME or "
+        "mysql://USER:PASSWORD@HOST/NAME. For PostgreSQL and MySQL only.",
     )
     volume_size: DiskSize = Field(
         "2Gi", validate_default=True, description="Size of SQLite's volume. Takes effect when the volume is made."
@@ -64,8 +71,8 @@ class MetadataStoreSpec(ApiModel):
     )
     rules: ClassVar = (
         Rule(
-            "(self.type == 'PostgreSQL') == has(self.secretRef)",
-            "secretRef goes with type PostgreSQL, and only with it: set both or neither",
+            "(self.type in ['PostgreSQL', 'MySQL']) == has(self.secretRef)",
+            "secretRef goes with types PostgreSQL and MySQL, and only with them: set both or neither",
             _secret_as_needed,
             "secretRef",
         ),

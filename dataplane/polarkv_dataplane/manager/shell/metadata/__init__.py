@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polarkv_client.errors import ConfigurationError
+from polarkv_dataplane.manager.settings import METADATA_FORMS
 from polarkv_dataplane.manager.shell.metadata.store import MetadataStore, NoStore
 
 
@@ -25,4 +26,10 @@ def make_store(url: str) -> MetadataStore:
         except ImportError as error:
             raise ConfigurationError("metadata_url", f"{scheme}://…", "install polarkv-cluster[postgres]") from error
         return PostgresStore(url)
-    raise ConfigurationError("metadata_url", f"{scheme}://…", "use sqlite:///PATH or postgresql://USER@HOST/NAME")
+    if scheme == "mysql":
+        try:
+            from polarkv_dataplane.manager.shell.metadata.mysql import MysqlStore
+        except ImportError as error:
+            raise ConfigurationError("metadata_url", f"{scheme}://…", "install polarkv-cluster[mysql]") from error
+        return MysqlStore(url)
+    raise ConfigurationError("metadata_url", f"{scheme}://…", f"use {METADATA_FORMS}")

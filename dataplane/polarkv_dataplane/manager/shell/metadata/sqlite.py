@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 from polarkv_client.errors import ConfigurationError, Unavailable
-from polarkv_dataplane.manager.shell.metadata.store import (
-    Batch,
-    MetadataStore,
-    NodeRow,
-    Recalled,
-    Remembered,
-    signed,
-)
+from polarkv_dataplane.manager.shell.metadata.store import Batch, NodeRow, Recalled, Remembered, signed
+from polarkv_dataplane.manager.shell.metadata.threaded import T, ThreadedStore
 
-T = TypeVar("T")
 _BUSY_S = 2.0
 _VARIABLES = 500  # in one statement
 _TABLES = """
@@ -41,8 +31,8 @@ ON CONFLICT (key) DO UPDATE SET node = ?2, length_bytes = ?3, checksum = ?4, ten
 """
 
 
-class SqliteStore(MetadataStore):
-    """A file in write-ahead mode. A thread that hangs in the file system makes later calls fail at once."""
+class SqliteStore(ThreadedStore):
+    """A file in write-ahead mode."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError when the file's directory is not there."""
@@ -50,41 +40,8 @@ class SqliteStore(MetadataStore):
         if not self._path.is_absolute() or not self._path.parent.is_dir():
             fix = "use sqlite:///PATH of a file in a directory that is there"
             raise ConfigurationError("metadata_url", f"sqlite://{path}", fix)
-        self._thread = ThreadPoolExecutor(1, "polarkv-metadata")
+        super().__init__(path)
         self._connection: sqlite3.Connection | None = None
-        self._last: Future[object] | None = None
-
-    async def open(self) -> None:
-        await self._run(self._open)
-
-    async def close(self) -> None:
-        if self._last is None or self._last.done():
-            self._last = self._thread.submit(self._close)
-        self._thread.shutdown(wait=False, cancel_futures=False)
-
-    async def take_epoch(self, at_least: int) -> int:
-        return await self._run(self._take_epoch, at_least)
-
-    async def remembered(self) -> Remembered:
-        return await self._run(self._remembered)
-
-    async def write(self, batch: Batch) -> None:
-        await self._run(self._write, batch)
-
-    async def look_up(self, keys: Sequence[bytes]) -> dict[bytes, Recalled]:
-        return await self._run(self._look_up, keys)
-
-    async def prune(self, node: str, epoch: int) -> int:
-        return await self._run(self._prune, node, epoch)
-
-    async def _run(self, call: Callable[..., T], *arguments: object) -> T:
-        if self._last is not None and not self._last.done():
-            raise Unavailable(f"{self._path}: the last call has not come back yet")
-        future = self._thread.submit(call, *arguments)
-        self._last = future  # type: ignore[assignment]
-        return await asyncio.wrap_future(future)
-
-    # In the thread
 
     def _open(self) -> None:
         self._close()

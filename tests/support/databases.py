@@ -1,0 +1,20 @@
+"""What tests do to a private database server, whichever kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psutil
+
+
+class DatabaseServer(NamedTuple):
+    """A server that runs for one test."""
+
+    url: str  # of an empty database on it
+    name: str  # that its processes' names contain
+    end_connections: Callable[[], None]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return its processes, a parent before its children."""
+        return [process for process in psutil.Process().children(recursive=True) if self.name in process.name()]
