@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-model test-sim test-cluster kind-cluster demo bench docs clean
+.PHONY: help venv lint test test-model test-sim test-cluster test-engines kind-cluster demo bench docs clean
 
 # Where this is set, as in many images, each of the hundreds of processes that tests start would compile its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,6 +32,10 @@ test-sim: venv ## Simulate whole traces: hit rates to the block, the article's c
 test-cluster: venv ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
 	$(PY) -m tests.cluster.support build
 	$(PYTEST) tests/operator tests/cluster $(ARGS)
+
+test-engines: venv ## Run the connectors inside real vLLM, SGLang and LMCache on the CPU; builds their environments once
+	$(PY) -m tests.engines.support build
+	$(PYTEST) tests/engines $(ARGS)
 
 kind-cluster: ## Prepare a Kubernetes in Docker, with kind, for test-cluster or for a try
 	@scripts/kind.sh

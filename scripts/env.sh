@@ -58,3 +58,15 @@ uv_bin() {
     fi
     printf '%s\n' "$tool/bin/uv"
 }
+
+# install_cpu_torch PIN INSTALL...: install a CPU build of torch with that command, or end with an error where there is none.
+#
+# The index's torch for x86-64 Linux brings 6 GB of CUDA libraries; a CPU build a fraction of that. Where one can be had is
+# found out by asking: a local wheel first (UV_FIND_LINKS), then PyTorch's own index, for a short time.
+install_cpu_torch() {
+    local pin=$1
+    shift
+    "$@" --offline "$pin+cpu" 2>/dev/null || "$@" "$pin+cpu" 2>/dev/null \
+        || UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=0 "$@" --torch-backend cpu "$pin" 2>/dev/null \
+        || { say "no CPU build of ${pin%%==*} to be had here: installing the default one, which is large" && false; }
+}

@@ -37,17 +37,7 @@ export VIRTUAL_ENV="$ROOT/$venv"
 
 install() { "$uv" pip install --quiet --constraint constraints.txt "$@"; }
 
-# The index's torch for x86-64 Linux brings 6 GB of CUDA libraries; a CPU build a fraction of that. Where one can be had is
-# found out by asking: a local wheel first (UV_FIND_LINKS), then PyTorch's own index, for a short time.
-install_cpu_torch() {
-    local torch
-    torch=$(grep -m1 '^torch==' constraints.txt)
-    install --offline "$torch+cpu" 2>/dev/null || install "$torch+cpu" 2>/dev/null \
-        || UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=0 install --torch-backend cpu "$torch" 2>/dev/null \
-        || say "no CPU build of ${torch%%==*} to be had here: installing the default one, which is large"
-}
-
-case ",$extras," in *,demo,*) install_cpu_torch ;; esac
+case ",$extras," in *,demo,*) install_cpu_torch "$(grep -m1 '^torch==' constraints.txt)" install || true ;; esac
 # First without the network: the cache usually has every pinned wheel. A failure there is no news, so it stays silent.
 install --offline --editable ".[$extras]" 2>/dev/null || install --editable ".[$extras]"
 printf '%s\n' "$key" >"$venv/.polarkv-key"

@@ -1,0 +1,30 @@
+"""The engines' environments and the models, for every test here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engines.support import environments
+from tests.engines.support.environments import Environment
+
+
+@pytest.fixture(scope="session")
+def engine_environment() -> Callable[[str], Environment]:
+    """Return a function: an engine's environment by its name; the test is skipped where that is not built."""
+
+    def find(name: str) -> Environment:
+        environment = Environment(name)
+        if not environment.is_built:
+            pytest.skip(f"the environment of {name} is not in the cache: `make test-engines` builds it")
+        return environment
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def models(engine_environment: Callable[[str], Environment]) -> Path:
+    """Return the folder that holds the models."""
+    return environments.models(engine_environment("vllm"))
