@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-model test-sim test-cluster test-engines kind-cluster demo bench docs clean
+.PHONY: help venv lint test test-model test-sim test-vm test-cluster test-engines kind-cluster demo bench docs clean
 
 # Where this is set, as in many images, each of the hundreds of processes that tests start would compile its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,6 +28,9 @@ test-model: venv ## Search small worlds of the manager's core exhaustively, larg
 
 test-sim: venv ## Simulate whole traces: hit rates to the block, the article's clusters, the running system
 	$(PYTEST) tests/sim $(ARGS)
+
+test-vm: venv ## Test RDMA and arrays in a User-Mode Linux kernel, built once
+	$(PY) -m tests.vm.support test $(ARGS)
 
 test-cluster: venv ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
 	$(PY) -m tests.cluster.support build

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 INSTALL_SECONDS = 600.0
@@ -59,6 +60,13 @@ def extract_debs(packages: Sequence[str], target: Path) -> None:
     for archive in sorted(target.glob("*.deb")):
         run(["dpkg", "-x", str(archive), str(target)])
         archive.unlink()
+
+
+@cache
+def suite() -> str:
+    """The name of this machine's Debian release; empty where there is none."""
+    release = Path("/etc/os-release")
+    return platform.freedesktop_os_release().get("VERSION_CODENAME", "") if release.exists() else ""
 
 
 def library_path(root: Path) -> str:

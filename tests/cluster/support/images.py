@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.installing import InstallError, alone, cache_root, ensure, run
+from bench.installing import InstallError, alone, cache_root, ensure, run, suite
 from tests.cluster.support import programs
 from tests.cluster.support.settings import PAUSE_IMAGE
 
@@ -111,7 +111,7 @@ def base_image() -> str:
 
 def base_root() -> Path:
     """Return the root of the stand-in for the public image, as a tar archive; make it on first use."""
-    key = _key(*BASE_PACKAGES, FINISH, programs.suite())
+    key = _key(*BASE_PACKAGES, FINISH, suite())
     return ensure(programs.CACHE / f"base-{key}", _bootstrap) / "root.tar"
 
 
@@ -124,7 +124,7 @@ def _bootstrap(directory: Path) -> None:
     finish.write_text(f"#!/bin/sh\nset -eu\n{FINISH}", encoding="utf-8")
     finish.chmod(0o755)
     command = ["mmdebstrap", "--mode=root", "--variant=extract", f"--include={','.join(BASE_PACKAGES)}"]
-    command += ['--aptopt=APT::Sandbox::User "root"', f"--extract-hook={finish}", programs.suite()]
+    command += ['--aptopt=APT::Sandbox::User "root"', f"--extract-hook={finish}", suite()]
     run([*command, str(directory / "root.tar"), *sources], directory, programs.environment([programs.unpack("images")]))
 
 
@@ -139,7 +139,7 @@ def project() -> Path:
 
 
 def _pause() -> Path:
-    return _cached("pause", _key(PAUSE_IMAGE, programs.suite()), _build_pause)
+    return _cached("pause", _key(PAUSE_IMAGE, suite()), _build_pause)
 
 
 def _build_base(build: Builder, archive: Path) -> None:

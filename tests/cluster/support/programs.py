@@ -17,7 +17,17 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from bench.installing import InstallError, alone, cache_root, ensure, extract_debs, is_installed, library_path, run
+from bench.installing import (
+    InstallError,
+    alone,
+    cache_root,
+    ensure,
+    extract_debs,
+    is_installed,
+    library_path,
+    run,
+    suite,
+)
 
 MODULE = Path(__file__).parents[1]
 CACHE = cache_root("cluster")
@@ -118,13 +128,6 @@ def _forget_unused(current: Path) -> None:
 def _unpacked(group: str) -> Path:
     key = hashlib.sha256(" ".join((*PACKAGES[group], platform.machine(), suite())).encode()).hexdigest()[:12]
     return CACHE / f"debian-{group}-{key}"
-
-
-@cache
-def suite() -> str:
-    """The name of this machine's Debian release; empty where there is none."""
-    release = Path("/etc/os-release")
-    return platform.freedesktop_os_release().get("VERSION_CODENAME", "") if release.exists() else ""
 
 
 def is_unpacked(group: str) -> bool:

@@ -1,0 +1,178 @@
+"""A guest: a kernel of its own over this machine's files, which it cannot change, for one command.
+
+The guest sees the machine's root file system through a scratch layer in its memory, with RDMA's and the arrays' tools
+laid over it: the clone, the virtual environment and every cache are where they are here. It runs as root, without
+network. A folder shared with it carries the command in, its output and exit status out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tests.vm.support import programs
+
+HERE = Path(__file__).parent
+MEMORY_BYTES = 4 << 30
+SCRATCH_BYTES = 8 << 30
+MAX_DISKS = 15
+TIMED_OUT = 124
+NEVER_RAN = 125
+CONSOLE_LINES = 60
+_TICK_S = 0.02
+# A shell's own; and what would send a program in the guest to a place of the machine's.
+_NOT_PASSED = {"PWD", "OLDPWD", "SHLVL", "_", "PATH", "TMPDIR", "PYTHONPATH", "XDG_RUNTIME_DIR"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a guest: the command's exit status (124: out of time, 125: it never ran or the guest died)."""
+
+    status: int
+    output: str
+    console: str
+    seconds: float
+
+
+def make_disk(path: Path, size: int) -> Path:
+    """Make a disk's image of ``size`` bytes, which takes no room before it is written to."""
+    with path.open("wb") as file:
+        file.truncate(size)
+    return path
+
+
+def boot(
+    command: Sequence[str],
+    *,
+    disks: Sequence[Path] = (),
+    timeout_s: float,
+    memory_bytes: int = MEMORY_BYTES,
+    echo: BinaryIO | None = None,
+) -> Result:
+    """Run a command in a guest and return what came of it.
+
+    ``disks`` are images that become block devices, in this order; the guest names them in ``POLARKV_VM_DISKS``. They
+    hold afterwards what a disk would hold after the power went. ``echo`` gets the output as it comes.
+    """
+    if len(disks) > MAX_DISKS:
+        raise ValueError(f"{len(disks)} disks: a guest takes {MAX_DISKS} beside its own")
+    programs.tools()
+    programs.kernel()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="polarkv-vm-", ignore_cleanup_errors=True) as name:
+        share = Path(name)
+        images = [make_disk(share / "scratch", SCRATCH_BYTES), *disks]
+        arguments = _user_mode_linux(share, images, memory_bytes)
+        _write_share(share, command, [f"/dev/ubd{chr(ord('a') + index)}" for index in range(len(images))])
+        with (share / "console").open("wb") as console:
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(_memory_folder(memory_bytes))},
+            )
+        try:
+            timed_out = not _follow(process, share / "output", began + timeout_s, echo)
+        finally:
+            _end(process)
+        said = re.search(r"^exit (\d+)$", (share / "state").read_text(encoding="utf-8"), re.MULTILINE)
+        status = TIMED_OUT if timed_out else int(said[1]) if said else NEVER_RAN
+        return Result(
+            status,
+            (share / "output").read_text(encoding="utf-8", errors="replace"),
+            (share / "console").read_text(encoding="utf-8", errors="replace"),
+            time.monotonic() - began,
+        )
+
+
+def explain(result: Result, timeout_s: float) -> str:
+    """Say why a guest's command failed, with the end of what the kernel had to say."""
+    if result.status == TIMED_OUT:
+        reason = f"it took longer than its {timeout_s:.0f} s"
+    elif result.status == NEVER_RAN:
+        reason = "the guest died, or never came to its command"
+    else:
+        reason = f"exit status {result.status}"
+    last = "\n".join(result.console.splitlines()[-CONSOLE_LINES:]) or "(nothing)"
+    return f"virtual machine: {reason}; the end of its console:\n{last}"
+
+
+def _user_mode_linux(share: Path, images: Sequence[Path], memory_bytes: int) -> list[str]:
+    return [
+        str(programs.kernel()),
+        f"mem={memory_bytes >> 20}M",
+        "root=none", "rootfstype=hostfs", "rootflags=/", "ro",
+        f"init={HERE / 'init.sh'}", f"polarkv_share={share}", f"uml_dir={share}",
+        "con=null", "con0=null,fd:1", "quiet", "panic=-1", "raid=noautodetect",
+        *(f"ubd{chr(ord('a') + index)}={image}" for index, image in enumerate(images)),
+    ]  # fmt: skip
+
+
+def _memory_folder(memory_bytes: int) -> Path:
+    """Where the file that is the guest's memory fits: it is mapped, and beyond the end of the room a touch kills."""
+    shared = Path("/dev/shm")
+    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free >= memory_bytes:
+        return shared
+    return Path(tempfile.gettempdir())
+
+
+def _write_share(share: Path, command: Sequence[str], devices: Sequence[str]) -> None:
+    for script in ("guest.sh", "hosts.sh"):
+        shutil.copy(HERE / script, share)
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name.isidentifier() and name.isascii() and name not in _NOT_PASSED
+    }
+    passed["PATH"] = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    passed["POLARKV_VM_PYTHONPATH"] = str(programs.bindings())
+    texts = {
+        "environment": "".join(f"export {name}={shlex.quote(value)}\n" for name, value in passed.items()),
+        "command": f"exec {shlex.join(command)}\n",
+        "directory": f"{Path.cwd()}\n",
+        "layers": f"{programs.tools()}\n",
+        "disks": f"{' '.join(devices)}\n",
+        "output": "",
+        "state": "",
+    }
+    for name, text in texts.items():
+        (share / name).write_text(text, encoding="utf-8")
+
+
+def _follow(process: subprocess.Popen[bytes], output: Path, deadline: float, echo: BinaryIO | None) -> bool:
+    """Pass the output on until the guest is off; whether that was before the deadline."""
+    ended = os.pidfd_open(process.pid)
+    try:
+        with output.open("rb") as reader:
+            while True:
+                off = bool(select.select([ended], [], [], _TICK_S)[0])
+                if echo is not None and (new := reader.read()):
+                    echo.write(new)
+                    echo.flush()
+                if off or time.monotonic() > deadline:
+                    return off
+    finally:
+        os.close(ended)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A guest's processes are processes here, of one group; those of a kernel that died would stay.
+
+    The group's number is nobody else's for as long as its first process has not been waited for.
+    """
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
