@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-model test-sim test-vm test-cluster test-engines kind-cluster demo bench docs clean
+.PHONY: help venv lint test test-model test-sim test-vm cluster-programs test-cluster test-engines kind-cluster demo \
+	bench docs clean
 
 # Where this is set, as in many images, each of the hundreds of processes that tests start would compile its libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -11,7 +12,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
 help: ## List every target with one line
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: ## Build .venv: the project installed editable, with all that development needs
 	@scripts/venv.sh .venv dev
@@ -23,8 +24,8 @@ test: lint ## Lint, then the unit, tidy, contract, local, model and sim suites (
 	@scripts/databases.sh
 	@scripts/suites.sh $(ARGS)
 
-test-model: venv ## Search small worlds of the manager's core exhaustively, larger ones at random
-	$(PYTEST) tests/model $(ARGS)
+test-model: venv ## Search small worlds of the manager's core and of the operator's plans exhaustively, larger ones at random
+	$(PYTEST) tests/model tests/operator/test_plan_world.py $(ARGS)
 
 test-sim: venv ## Simulate whole traces: hit rates to the block, the article's clusters, the running system
 	$(PYTEST) tests/sim $(ARGS)
@@ -32,9 +33,12 @@ test-sim: venv ## Simulate whole traces: hit rates to the block, the article's c
 test-vm: venv ## Test RDMA and arrays in a User-Mode Linux kernel, built once
 	$(PY) -m tests.vm.support test $(ARGS)
 
-test-cluster: venv ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
+cluster-programs: venv ## Build what the test cluster consists of, and keep it in the user's cache directory
 	$(PY) -m tests.cluster.support build
-	$(PYTEST) tests/operator tests/cluster $(ARGS)
+
+test-cluster: SUITES ?= tests/operator tests/cluster
+test-cluster: cluster-programs ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
+	$(PYTEST) $(SUITES) $(ARGS)
 
 test-engines: venv ## Run the connectors inside real vLLM, SGLang and LMCache on the CPU; builds their environments once
 	$(PY) -m tests.engines.support build

@@ -24,6 +24,7 @@ def search_and_settle() -> int:
     return len(reached)
 
 
+@pytest.mark.deep
 def test_no_invariant_breaks_and_every_state_settles() -> None:
     assert search_and_settle() > 10_000
 
