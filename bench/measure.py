@@ -65,7 +65,8 @@ class LookupBench:
 
     def run(self, batch_size: int, seconds: float) -> float:
         """Calls a second, one client, one call after the other."""
-        groups = [self._keys[i : i + batch_size] for i in range(0, self.KEYS, batch_size)]
+        ranges = range(0, self.KEYS, batch_size)
+        groups = [self._subject.native_keys(self._keys[i : i + batch_size]) for i in ranges]
         calls = 0
         began = time.perf_counter()
         deadline = began + seconds

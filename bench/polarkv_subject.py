@@ -88,8 +88,11 @@ class PolarKVSubject(Subject):
     def forget(self, keys: Sequence[str]) -> None:
         _evict_all(self._admin, keys, purge=True)
 
-    def lookup(self, keys: Sequence[str]) -> int:
-        return sum(map(bool, self._client.exists(_raw(keys))))
+    def native_keys(self, keys: Sequence[str]) -> list[bytes]:
+        return _raw(keys)
+
+    def lookup(self, keys: Any) -> int:
+        return sum(map(bool, self._client.exists(keys)))
 
     def close(self) -> None:
         if self._client is not None:

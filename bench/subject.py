@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.buffers import Region, anonymous_region
 
@@ -63,11 +64,15 @@ class Subject(ABC):
     def forget(self, keys: Sequence[str]) -> None: ...
 
     @abstractmethod
-    def lookup(self, keys: Sequence[str]) -> int:
-        """How many of `keys` exist, by the cheapest call that the system has for it."""
+    def lookup(self, keys: Any) -> int:
+        """How many of `keys`, in the system's own form, exist; by the cheapest call that it has for it."""
 
     @abstractmethod
     def close(self) -> None: ...
+
+    def native_keys(self, keys: Sequence[str]) -> Any:
+        """`keys` in the form that the system's own callers hold them in; not timed."""
+        return keys
 
     def finish_put(self, batches: Sequence[Batch]) -> None:  # noqa: B027 - most subjects have nothing to do
         """Timed with the puts, after the last: wait until every value is where this subject keeps it."""

@@ -172,6 +172,27 @@ def test_silence_ends_at_the_deadline(pair: tuple[Connection, socket.socket]) ->
     assert connection.closed
 
 
+@pytest.mark.parametrize("last", ["is late", "is silent", "hangs up"])
+def test_a_peer_that_was_quick_may_be_anything_next_time(pair: tuple[Connection, socket.socket], last: str) -> None:
+    connection, theirs = pair
+    for request_id in (2, 3, 4):  # already there when asked for, as quick as can be
+        theirs.sendall(encode_frame(Op.EXISTS, request_id, Outcomes(b"\1")))
+        assert connection.call(Op.EXISTS, Keys(b""), Outcomes, soon()) == Outcomes(b"\1")
+    if last == "is late":
+        answer = encode_frame(Op.EXISTS, 5, Outcomes(b"\2"))
+        late = threading.Timer(0.05, theirs.sendall, (answer,))
+        late.start()
+        assert connection.call(Op.EXISTS, Keys(b""), Outcomes, soon()) == Outcomes(b"\2")
+        late.join()
+        return
+    if last == "hangs up":
+        theirs.shutdown(socket.SHUT_RDWR)
+    begin = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded if last == "is silent" else errors.Unavailable):
+        connection.call(Op.EXISTS, Keys(b""), Outcomes, begin + 0.05)
+    assert time.monotonic() - begin < 0.5
+
+
 def test_a_peer_that_drips_does_not_stretch_the_deadline(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
     stop = threading.Event()
