@@ -74,9 +74,7 @@ def test_nothing_outlives_its_maker(folder: Path) -> None:
         f"c = Cluster(directory={str(folder / 'c')!r}, memory='16MiB', disk='64MiB'); c.start()\n"
         "print(*c.pids().values(), flush=True); sys.stdin.read()\n"
     )
-    maker = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    maker = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert maker.stdout is not None
     pids = [int(word) for word in maker.stdout.readline().split()]
     try:

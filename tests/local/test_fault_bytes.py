@@ -33,22 +33,12 @@ def chunks(request: pytest.FixtureRequest) -> Chunks:
     return Chunks(request.node.name, (LENGTH_BYTES,))
 
 
-def path_of(world: World, key: bytes) -> Path:
-    name = key.hex()
-    return world.places.disk(0) / "data" / name[:2] / name[2:4] / name
-
-
 def only_on_disk(world: World, caller: Caller, numbers: list[int]) -> list[Path]:
     """Store chunks, have them copied to disk, drop their memory copies; return their files."""
     keys = caller.chunks.keys(numbers)
     recovers(caller, numbers)
-
-    def evicted() -> bool:
-        world.evict(keys)
-        return set(caller.client.exists(keys)) == {Tier.DISK}
-
-    wait_until(evicted, "the chunks to be on disk alone", 20)
-    return [path_of(world, key) for key in keys]
+    world.leave_only_on_disk(caller.client, keys)
+    return [world.file_of(key) for key in keys]
 
 
 def flip(path: Path, at: int) -> None:
@@ -156,6 +146,6 @@ def test_damaged_memory_is_never_copied_to_disk(chunks: Chunks) -> None:
         for first in range(10, 400, 30):  # more than memory holds: what is old goes to disk
             recovers(caller, list(range(first, first + 30)))
         caller.load([0])  # compared with the oracle if it is a hit
-        assert not path_of(world, chunks.key(0)).exists()
+        assert not world.file_of(chunks.key(0)).exists()
         assert recovers(caller, [0]) < 20
         settled(world)

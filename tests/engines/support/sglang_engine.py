@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
-from tests.engines.support.engine_process import serve
+import sglang
+import sglang.srt.entrypoints.engine
+import sglang.srt.managers.detokenizer_manager
+import sglang.srt.managers.scheduler
+
+from tests.engines.support.engine_process import serve_nursery
 from tests.support.waiting import wait_until
 
 FLUSH_S = 30.0
@@ -15,8 +21,6 @@ class Engine:
     """What tests ask for."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        import sglang
-
         self._engine = sglang.Engine(**settings)
 
     def generate(self, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
@@ -38,6 +42,15 @@ class Engine:
         wait_until(lambda: self._engine.flush_cache().success, "nothing to be in flight", FLUSH_S, 0.05)
         return time.monotonic() - began
 
+    def attach(self, configuration: str) -> None:
+        """Take a storage backend (its extra config, JSON) in the place of the present one, while nothing is running."""
+        manager = self._engine.tokenizer_manager
+        for change in (manager.detach_hicache_storage, partial(manager.attach_hicache_storage, "dynamic")):
+            named = {"hicache_storage_backend_extra_config_json": configuration} if isinstance(change, partial) else {}
+            answer = self._engine.loop.run_until_complete(change(**named))
+            if not answer.success:
+                raise RuntimeError(answer.message)
+
     def server_info(self) -> dict[str, Any]:
         """What the engine says of itself, as far as it is JSON."""
         info = self._engine.get_server_info()
@@ -49,4 +62,4 @@ class Engine:
 
 
 if __name__ == "__main__":
-    serve(Engine)
+    serve_nursery(Engine)

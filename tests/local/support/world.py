@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from polarkv_client.states import Tier
 from polarkv_client.sync import SyncClient
 from polarkv_dataplane.embedded import Cluster
 from polarkv_dataplane.embedded.places import Places
@@ -108,9 +109,23 @@ class World:
                 return
             after = page["next"]
 
+    def file_of(self, key: bytes, node: int = 0) -> Path:
+        """Where a cache node has a chunk's file."""
+        name = key.hex()
+        return self.places.disk(node) / "data" / name[:2] / name[2:4] / name
+
     def evict(self, keys: list[bytes], *, purge: bool = False) -> Any:
         """Drop memory copies (that disk has too), or all copies."""
         return self.admin("/v1/evict", {"keys": [key.hex() for key in keys], "purge": purge})
+
+    def leave_only_on_disk(self, client: SyncClient, keys: list[bytes], within_s: float = 20.0) -> None:
+        """Have chunks copied to disk, and their memory copies dropped."""
+
+        def evicted() -> bool:
+            self.evict(keys)
+            return set(client.exists(keys)) == {Tier.DISK}
+
+        wait_until(evicted, "the chunks to be on disk alone", within_s)
 
     def node_token(self) -> str:
         """What cache nodes show one another."""

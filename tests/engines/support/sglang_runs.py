@@ -1,0 +1,53 @@
+"""SGLang engines for tests: small, greedy, on the CPU, with the connector as users configure it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.engines.support.engine_process import Nursery
+from tests.engines.support.environments import Environment
+
+PAGE_TOKENS = 64
+_MODULE = "tests.engines.support.sglang_engine"
+_CPU = Path(__file__).parent / "sglang_cpu"
+# By layout of the host pool: the way of copying that SGLang has for it.
+IO_BACKENDS = {"page_first": "kernel", "page_first_direct": "direct", "layer_first": "direct"}
+EXTRA = {
+    "backend_name": "polarkv",
+    "module_path": "polarkv_client.connectors.sglang",
+    "class_name": "PolarKVStorage",
+    "interface_v1": 1,
+    # The engine's own: prompts shorter than this are not looked up.
+    "prefetch_threshold": PAGE_TOKENS,
+}
+
+
+def settings(model: Path, extra: dict[str, Any] | None, layout: str = "page_first", **more: Any) -> dict[str, Any]:
+    """Arguments of an engine; without ``extra`` (the storage backend's configuration) it has no cache but its own."""
+    chosen: dict[str, Any] = {
+        "model_path": str(model), "device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch",
+        "grammar_backend": "none", "dtype": "float32", "random_seed": 0, "page_size": PAGE_TOKENS,
+        "context_length": 4096, "max_total_tokens": 8192, "mem_fraction_static": 0.05, "disable_cuda_graph": True,
+        "disable_overlap_schedule": True, "log_level": "info", "skip_server_warmup": True,
+    }  # fmt: skip
+    if extra is not None:
+        chosen |= {
+            "enable_hierarchical_cache": True, "hicache_ratio": 2.0, "hicache_mem_layout": layout,
+            "hicache_io_backend": IO_BACKENDS[layout], "hicache_storage_backend": "dynamic",
+            # Deterministic: what storage has is waited for.
+            "hicache_storage_prefetch_policy": "wait_complete",
+            "hicache_storage_backend_extra_config": json.dumps({**EXTRA, **extra}),
+        }  # fmt: skip
+    return {**chosen, **more}
+
+
+def nursery(environment: Environment, log: Path) -> Nursery:
+    """What engines are started from."""
+    return Nursery(environment, _MODULE, log, [_CPU], SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="2")
+
+
+def prompt(tokens: int, seed: int = 0) -> list[int]:
+    """Token ids that look like nothing else."""
+    return [(7 * place * place + 3 * place + 11 + seed) % 4000 + 4 for place in range(tokens)]

@@ -1,0 +1,231 @@
+"""The connector in a real SGLang: the same tokens as without, wherever the KV comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polarkv_client.sync import SyncClient
+from tests.engines.support import sglang_runs
+from tests.engines.support.engine_process import EngineError, EngineProcess, Nursery
+from tests.engines.support.environments import Environment
+from tests.engines.support.sglang_runs import PAGE_TOKENS, prompt
+from tests.local.support.world import World, running
+from tests.support.waiting import wait_until
+
+# Engines start in most of these, on a busy machine.
+pytestmark = pytest.mark.timeout(300)
+TOKENS = 12
+PROMPT_TOKENS = 520
+CACHED = PROMPT_TOKENS // PAGE_TOKENS * PAGE_TOKENS
+PROMPTS = 16
+PAGE_FIRST = pytest.mark.parametrize("engine", ["page_first"], indirect=True)
+LAYOUTS = pytest.mark.parametrize("engine", list(sglang_runs.IO_BACKENDS), indirect=True)
+
+
+@pytest.fixture(scope="module")
+def nursery(
+    engine_environment: Callable[[str], Environment], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nursery]:
+    found = sglang_runs.nursery(engine_environment("sglang"), tmp_path_factory.mktemp("sglang") / "nursery.log")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with running(1, "128MiB", "256MiB") as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def client(world: World) -> Iterator[SyncClient]:
+    with world.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def right(nursery: Nursery, models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """The tokens that follow each prompt, by an engine without a connector."""
+    log = tmp_path_factory.mktemp("sglang") / "alone.log"
+    with nursery.engine(sglang_runs.settings(models / "llama", None), log) as engine:
+        return [generate(engine, number)["tokens"] for number in range(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def start(nursery: Nursery, models: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Return a function that starts an engine with the connector, as a context."""
+
+    def starting(layout: str = "page_first", variables: dict[str, str] | None = None, **more: Any) -> Any:
+        arguments = sglang_runs.settings(models / "llama", connection(world), layout, **more)
+        log = tmp_path_factory.mktemp("sglang") / f"{layout}.log"
+        return nursery.engine(arguments, log, **(variables or {}))
+
+    return starting
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, start: Callable[..., Any]) -> Iterator[EngineProcess]:
+    with start(request.param) as process:
+        yield process
+
+
+def connection(world: World) -> dict[str, Any]:
+    return {"connection": str(world.cluster.connection)}
+
+
+def generate(engine: EngineProcess, number: int, tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
+    """A prompt's answer; ``cached`` counts its tokens whose KV was not computed."""
+    answer: dict[str, Any] = engine.call("generate", prompts=[prompt(tokens, 97 * number)], tokens=TOKENS)[0]
+    return answer
+
+
+def from_storage(answer: dict[str, Any]) -> int:
+    return int(answer["details"].get("storage", 0))
+
+
+def stored(engine: EngineProcess, world: World, number: int, tokens: int = PROMPT_TOKENS) -> set[bytes]:
+    """Generate, forget; the keys of the pages that came to be stored by that."""
+    before = keys_in(world)
+    generate(engine, number, tokens)
+    engine.call("flush")
+    return keys_in(world) - before
+
+
+def keys_in(world: World) -> set[bytes]:
+    return {bytes.fromhex(entry["key"]) for entry in world.entries()}
+
+
+def attach(engine: EngineProcess, **extra: Any) -> None:
+    """Begin anew: nothing in the engine's own memory, a new client of the cache."""
+    engine.call("flush")
+    engine.call("attach", configuration=json.dumps({**sglang_runs.EXTRA, **extra}))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("interface", ["v1", "generic"])
+def test_what_was_flushed_is_loaded_and_gives_the_same_tokens(
+    engine: EngineProcess, world: World, right: list[list[int]], interface: str
+) -> None:
+    attach(engine, **connection(world), interface_v1=int(interface == "v1"))
+    before = keys_in(world)
+
+    cold = generate(engine, 0)
+    engine.call("flush")
+    assert len(keys_in(world) - before) == CACHED // PAGE_TOKENS, "every whole page is stored, once"
+    warm = [generate(engine, 0)]
+    engine.call("flush")
+    # Flushing again has made the engine's threads anew once more.
+    warm.append(generate(engine, 0))
+
+    assert cold["cached"] == 0
+    assert [from_storage(answer) for answer in warm] == [CACHED] * 2
+    assert [answer["tokens"] for answer in (cold, *warm)] == [right[0]] * 3
+
+
+@PAGE_FIRST
+def test_prompts_at_once_that_share_a_beginning(engine: EngineProcess, world: World) -> None:
+    attach(engine, **connection(world))
+    prompts = [prompt(256, 5) + prompt(200, seed) for seed in (1000, 2000, 3000)]
+    cold = engine.call("generate", prompts=prompts, tokens=TOKENS)
+    engine.call("flush")
+    warm = engine.call("generate", prompts=prompts, tokens=TOKENS)
+
+    assert [answer["tokens"] for answer in warm] == [answer["tokens"] for answer in cold]
+    assert [answer["cached"] for answer in warm] == [448] * 3
+
+
+@PAGE_FIRST
+def test_a_page_that_is_gone_is_computed_and_stored_again(
+    engine: EngineProcess, world: World, right: list[list[int]]
+) -> None:
+    attach(engine, **connection(world))
+    assert len(stored(engine, world, 1, 260)) == 4
+    (fifth,) = stored(engine, world, 1, 324)
+    assert len(stored(engine, world, 1)) == 3
+    world.evict([fifth], purge=True)
+
+    holed = generate(engine, 1)
+    engine.call("flush")
+    again = generate(engine, 1)
+
+    assert (from_storage(holed), from_storage(again)) == (256, CACHED)
+    assert [holed["tokens"], again["tokens"]] == [right[1]] * 2
+
+
+@PAGE_FIRST
+def test_pages_on_disk_are_brought_to_memory_and_loaded(
+    engine: EngineProcess, world: World, client: SyncClient, right: list[list[int]]
+) -> None:
+    attach(engine, **connection(world))
+    world.leave_only_on_disk(client, list(stored(engine, world, 2)))
+
+    answer = generate(engine, 2)
+
+    assert from_storage(answer) == CACHED
+    assert answer["tokens"] == right[2]
+
+
+@PAGE_FIRST
+def test_damaged_bytes_are_a_miss(
+    engine: EngineProcess, world: World, client: SyncClient, right: list[list[int]]
+) -> None:
+    attach(engine, **connection(world))
+    stored(engine, world, 3, 260)
+    (fifth,) = stored(engine, world, 3, 324)
+    stored(engine, world, 3)
+    world.leave_only_on_disk(client, [fifth])
+    with world.file_of(fifth).open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"not what was there")
+
+    damaged = generate(engine, 3)
+    engine.call("flush")
+    again = generate(engine, 3)
+
+    assert (from_storage(damaged), from_storage(again)) == (256, CACHED)
+    assert [damaged["tokens"], again["tokens"]] == [right[3]] * 2
+
+
+@PAGE_FIRST
+def test_other_bytes_give_other_tokens(
+    engine: EngineProcess, world: World, client: SyncClient, right: list[list[int]]
+) -> None:
+    """The control: were the loads not real, the tests above would pass all the same."""
+    attach(engine, **connection(world))
+    keys = list(stored(engine, world, 4))
+    (length,) = {entry["length_bytes"] for entry in world.entries() if bytes.fromhex(entry["key"]) in keys}
+    world.evict(keys, purge=True)
+    wait_until(lambda: client.store(keys, [bytes(length)] * len(keys)).present == len(keys), "zeros to be stored")
+
+    answer = generate(engine, 4)
+
+    assert from_storage(answer) == CACHED
+    assert answer["tokens"] != right[4]
+
+
+@PAGE_FIRST
+def test_wrong_configurations_say_what_is_wrong_and_an_unreachable_cache_is_none(
+    engine: EngineProcess, world: World, right: list[list[int]]
+) -> None:
+    attach(engine, **connection(world))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({**connection(world), "load_deadline": 3}, "load_deadline: there is no such setting"),
+        ({**connection(world), "load_deadline_ms": 0}, "load_deadline_ms"),
+        ({"connection": "/nowhere"}, "connection"),
+        ({**connection(world), "token": "another"}, "token"),
+    ]
+    for extra, expected in wrong:
+        with pytest.raises(EngineError, match=expected):
+            attach(engine, **extra)
+    attach(engine, endpoint="unix:///nowhere/manager.sock")
+    answer = generate(engine, 5)
+    engine.call("flush")
+    again = generate(engine, 5)
+
+    assert [answer["cached"], again["cached"]] == [0, 0]
+    assert [answer["tokens"], again["tokens"]] == [right[5]] * 2
