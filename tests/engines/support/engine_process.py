@@ -171,7 +171,7 @@ def _become_engine(start: Callable[[dict[str, Any]], Any], order: dict[str, Any]
     os.dup2(log, 2)
     os.environ.update(order["variables"])
     multiprocessing.set_start_method("fork", force=True)
-    multiprocessing.set_start_method = lambda *_, **__: None  # type: ignore[assignment]  # engines ask for "spawn"
+    multiprocessing.set_start_method = lambda *_, **__: None  # engines ask for "spawn"
     try:
         _serve(start, order["settings"], socket.socket(fileno=descriptor))
     finally:
