@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tests.engines.support.engine_process import Nursery
+from tests.engines.support.engine_process import EngineProcess, Nursery
 from tests.engines.support.environments import Environment
+from tests.local.support.world import World
 
 PAGE_TOKENS = 64
+PROMPT_TOKENS = 520
+CACHED = PROMPT_TOKENS // PAGE_TOKENS * PAGE_TOKENS
+PROMPTS = 16  # as many have known answers
+TOKENS = 12  # of an answer
+Start = Callable[..., AbstractContextManager[EngineProcess]]
 _MODULE = "tests.engines.support.sglang_engine"
 _CPU = Path(__file__).parent / "sglang_cpu"
 # By layout of the host pool: the way of copying that SGLang has for it.
@@ -51,3 +59,38 @@ def nursery(environment: Environment, log: Path) -> Nursery:
 def prompt(tokens: int, seed: int = 0) -> list[int]:
     """Token ids that look like nothing else."""
     return [(7 * place * place + 3 * place + 11 + seed) % 4000 + 4 for place in range(tokens)]
+
+
+def connection(world: World) -> dict[str, Any]:
+    """The part of the extra config that says where the cache is."""
+    return {"connection": str(world.cluster.connection)}
+
+
+def generate(engine: EngineProcess, number: int, tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
+    """The answer to a prompt's first ``tokens``; ``cached`` counts those whose KV was not computed."""
+    answer: dict[str, Any] = engine.call("generate", prompts=[prompt(tokens, 97 * number)], tokens=TOKENS)[0]
+    return answer
+
+
+def from_storage(answer: dict[str, Any]) -> int:
+    """Tokens whose KV came by the connector."""
+    return int(answer["details"].get("storage", 0))
+
+
+def stored(engine: EngineProcess, world: World, number: int, tokens: int = PROMPT_TOKENS) -> set[bytes]:
+    """Generate, forget; the keys of the pages that came to be stored by that."""
+    before = keys_in(world)
+    generate(engine, number, tokens)
+    engine.call("flush")
+    return keys_in(world) - before
+
+
+def keys_in(world: World) -> set[bytes]:
+    """All keys of the cluster."""
+    return {bytes.fromhex(entry["key"]) for entry in world.entries()}
+
+
+def attach(engine: EngineProcess, **extra: Any) -> None:
+    """Begin anew: nothing in the engine's own memory, a new client of the cache."""
+    engine.call("flush")
+    engine.call("attach", configuration=json.dumps({**EXTRA, **extra}))

@@ -2,108 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polarkv_client.sync import SyncClient
 from tests.engines.support import sglang_runs
-from tests.engines.support.engine_process import EngineError, EngineProcess, Nursery
-from tests.engines.support.environments import Environment
-from tests.engines.support.sglang_runs import PAGE_TOKENS, prompt
-from tests.local.support.world import World, running
+from tests.engines.support.engine_process import EngineError, EngineProcess
+from tests.engines.support.sglang_runs import (
+    CACHED,
+    PAGE_TOKENS,
+    TOKENS,
+    attach,
+    connection,
+    from_storage,
+    generate,
+    keys_in,
+    prompt,
+    stored,
+)
+from tests.local.support.world import World
 from tests.support.waiting import wait_until
 
 # Engines start in most of these, on a busy machine.
 pytestmark = pytest.mark.timeout(300)
-TOKENS = 12
-PROMPT_TOKENS = 520
-CACHED = PROMPT_TOKENS // PAGE_TOKENS * PAGE_TOKENS
-PROMPTS = 16
 PAGE_FIRST = pytest.mark.parametrize("engine", ["page_first"], indirect=True)
 LAYOUTS = pytest.mark.parametrize("engine", list(sglang_runs.IO_BACKENDS), indirect=True)
-
-
-@pytest.fixture(scope="module")
-def nursery(
-    engine_environment: Callable[[str], Environment], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Nursery]:
-    found = sglang_runs.nursery(engine_environment("sglang"), tmp_path_factory.mktemp("sglang") / "nursery.log")
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with running(1, "128MiB", "256MiB") as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def client(world: World) -> Iterator[SyncClient]:
-    with world.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def right(nursery: Nursery, models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """The tokens that follow each prompt, by an engine without a connector."""
-    log = tmp_path_factory.mktemp("sglang") / "alone.log"
-    with nursery.engine(sglang_runs.settings(models / "llama", None), log) as engine:
-        return [generate(engine, number)["tokens"] for number in range(PROMPTS)]
-
-
-@pytest.fixture(scope="module")
-def start(nursery: Nursery, models: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Return a function that starts an engine with the connector, as a context."""
-
-    def starting(layout: str = "page_first", variables: dict[str, str] | None = None, **more: Any) -> Any:
-        arguments = sglang_runs.settings(models / "llama", connection(world), layout, **more)
-        log = tmp_path_factory.mktemp("sglang") / f"{layout}.log"
-        return nursery.engine(arguments, log, **(variables or {}))
-
-    return starting
-
-
-@pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, start: Callable[..., Any]) -> Iterator[EngineProcess]:
-    with start(request.param) as process:
-        yield process
-
-
-def connection(world: World) -> dict[str, Any]:
-    return {"connection": str(world.cluster.connection)}
-
-
-def generate(engine: EngineProcess, number: int, tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
-    """A prompt's answer; ``cached`` counts its tokens whose KV was not computed."""
-    answer: dict[str, Any] = engine.call("generate", prompts=[prompt(tokens, 97 * number)], tokens=TOKENS)[0]
-    return answer
-
-
-def from_storage(answer: dict[str, Any]) -> int:
-    return int(answer["details"].get("storage", 0))
-
-
-def stored(engine: EngineProcess, world: World, number: int, tokens: int = PROMPT_TOKENS) -> set[bytes]:
-    """Generate, forget; the keys of the pages that came to be stored by that."""
-    before = keys_in(world)
-    generate(engine, number, tokens)
-    engine.call("flush")
-    return keys_in(world) - before
-
-
-def keys_in(world: World) -> set[bytes]:
-    return {bytes.fromhex(entry["key"]) for entry in world.entries()}
-
-
-def attach(engine: EngineProcess, **extra: Any) -> None:
-    """Begin anew: nothing in the engine's own memory, a new client of the cache."""
-    engine.call("flush")
-    engine.call("attach", configuration=json.dumps({**sglang_runs.EXTRA, **extra}))
 
 
 @LAYOUTS

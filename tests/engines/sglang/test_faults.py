@@ -1,0 +1,107 @@
+"""Whatever breaks around a real SGLang, its tokens are right, and hits come back without a restart of the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from tests.engines.support.engine_process import EngineProcess
+from tests.engines.support.sglang_runs import CACHED, PAGE_TOKENS, Start, from_storage, generate, keys_in, stored
+from tests.local.support.world import World
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+# A processor a rank; and where torch brings NCCL, two ranks would try to use it.
+TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1", "SGLANG_NCCL_SO_PATH": "/nowhere"}
+
+
+def hits_again(engine: EngineProcess, number: int, tokens: list[int]) -> None:
+    """Wait until a prompt's KV is stored and loaded again; its tokens are right all along."""
+
+    def hit() -> bool:
+        engine.call("flush")
+        answer = generate(engine, number)
+        assert answer["tokens"] == tokens
+        return from_storage(answer) == CACHED
+
+    wait_until(hit, "hits", 60, 0.2)
+
+
+def lives(world: World, name: str) -> bool:
+    return name in world.cluster.pids()
+
+
+def test_another_process_loads_what_one_stored(
+    start: Start, engine: EngineProcess, world: World, right: list[list[int]]
+) -> None:
+    with start() as first:
+        assert len(stored(first, world, 6)) == CACHED // PAGE_TOKENS
+
+    answer = generate(engine, 6)
+
+    assert from_storage(answer) == CACHED
+    assert answer["tokens"] == right[6]
+
+
+def test_servers_die_during_a_stream_of_requests(engine: EngineProcess, world: World, right: list[list[int]]) -> None:
+    stored(engine, world, 7)
+    deaths = {2: ["manager"], 5: ["slab-0"], 8: ["manager", "slab-0", "disk-0"]}
+    former: dict[str, int] = {}
+    for turn in range(12):
+        for name in deaths.get(turn, []):
+            wait_until(partial(lives, world, name), f"{name} to live", 30)
+            former[name] = world.kill(name)
+        number = 7 + turn % 3
+        assert generate(engine, number)["tokens"] == right[number], f"request {turn}"
+        engine.call("flush")
+    for name, pid in former.items():
+        world.started_again(name, pid)
+
+    hits_again(engine, 7, right[7])
+
+
+def test_a_manager_that_does_not_answer_costs_a_deadline(
+    engine: EngineProcess, world: World, right: list[list[int]]
+) -> None:
+    stored(engine, world, 10)
+    with world.stopped("manager"):
+        answer = generate(engine, 10)
+    assert (answer["tokens"], answer["cached"]) == (right[10], 0)
+    hits_again(engine, 10, right[10])
+
+
+def test_an_engine_dies_while_it_stores(start: Start, engine: EngineProcess, right: list[list[int]]) -> None:
+    with start() as doomed:
+        generate(doomed, 11)
+        os.killpg(doomed.pid, signal.SIGKILL)
+
+    assert generate(engine, 11)["tokens"] == right[11]
+    hits_again(engine, 11, right[11])
+
+
+def test_half_of_the_calls_fail(start: Start, right: list[list[int]]) -> None:
+    """By the engine's own injector, which stands between it and the connector."""
+    hits: list[int] = []
+    with start(variables={"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.5"}) as engine:
+        while len(hits) < 50 and not {0, CACHED} <= set(hits[1:]):
+            answer = generate(engine, 12)
+            assert answer["tokens"] == right[12]
+            hits.append(from_storage(answer))
+            engine.call("flush")
+    assert {0, CACHED} <= set(hits[1:]), f"some fail, some do not: {hits}"
+
+
+def test_two_ranks_have_their_own_pages(start: Start, world: World, right: list[list[int]]) -> None:
+    before = keys_in(world)
+    with start(tp_size=2, variables=TWO_RANKS) as engine:
+        cold = generate(engine, 13)
+        engine.call("flush")
+        pages = keys_in(world) - before
+        warm = generate(engine, 13)
+
+    assert len(pages) == 2 * CACHED // PAGE_TOKENS
+    assert (cold["cached"], from_storage(warm)) == (0, CACHED)
+    assert [cold["tokens"], warm["tokens"]] == [right[13]] * 2
