@@ -19,22 +19,41 @@ from polarkv_client.protocol import grants
 from polarkv_client.protocol.grants import Access, Extent
 from polarkv_client.protocol.messages import NodeInfo
 from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport
+from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.shm import ShmTransport
 from polarkv_client.transport.tcp import TcpTransport
+from polarkv_client.transport.verbs import devices
+from polarkv_client.transport.verbs.local import LocalDevices
 from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager
 from tests.support.waiting import wait_until
 
 KINDS = ["shm", "shm-calls", "tcp"]
+if devices.seen():  # none on most machines; in the virtual machine of tests/vm there are
+    KINDS.append("rdma")
 CONNECT_S = 1.0
 SIZE = 70_000
 SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
+
+
+class OwnDevices(RdmaTransport):
+    """With devices of its own, which a client shares among its transports."""
+
+    def __init__(self, info: NodeInfo, lanes: int = 2, registered_bytes: int = 64 << 20) -> None:
+        self.devices = LocalDevices((), None, registered_bytes)
+        super().__init__(info, self.devices, lanes, CONNECT_S)
+
+    def close(self) -> None:
+        super().close()
+        self.devices.close()
 
 
 def make(kind: str, info: NodeInfo) -> Transport:
     """A transport of this kind to a node."""
     if kind == "tcp":
         return TcpTransport(info, 2, CONNECT_S)
+    if kind == "rdma":
+        return OwnDevices(info)
     return ShmTransport(info, 2, CONNECT_S, "calls" if kind == "shm-calls" else "auto")
 
 
@@ -123,7 +142,7 @@ def picks(extents: list[Extent], buffers: Sequence[Any]) -> list[Pick]:
 @contextmanager
 def impostor(kind: str, serve: Callable[[socket.socket], None], info: NodeInfo, folder: str) -> Iterator[NodeInfo]:
     """A node whose connections are served by ``serve``."""
-    if kind != "tcp":
+    if kind.startswith("shm"):
         path = f"{folder}/impostor.sock"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
@@ -131,7 +150,8 @@ def impostor(kind: str, serve: Callable[[socket.socket], None], info: NodeInfo, 
         fake = msgspec.structs.replace(info, shm=f"unix://{path}")
     else:
         listener = socket.create_server(("127.0.0.1", 0))
-        fake = msgspec.structs.replace(info, tcp=f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        peer = f"127.0.0.1:{listener.getsockname()[1]}"
+        fake = msgspec.structs.replace(info, tcp=f"tcp://{peer}", rdma=f"rdma://{peer}/{info.rdma.rpartition('/')[2]}")
     sockets: list[socket.socket] = []
 
     def accept() -> None:

@@ -60,6 +60,7 @@ class FakeManager:
         self.timeout_ms = timeout_ms
         self.number = number
         self.epoch = 1
+        self.quarantine_ms = 1000
         self.incarnation = 0
         self.new_incarnation_for_known = False
         self.refuse: PolarKVError | None = None
@@ -158,8 +159,9 @@ class FakeManager:
         if register.role == "slab" and (register.fresh or self.new_incarnation_for_known):
             self.incarnation += 1
         registered = Registered(
-            1, self.epoch, self.number, self.incarnation, self.now_ms(), self.heartbeat_ms, self.timeout_ms
-        )
+            1, self.epoch, self.number, self.incarnation, self.now_ms(), self.heartbeat_ms, self.timeout_ms,
+            self.quarantine_ms,
+        )  # fmt: skip
         channel = Channel(sock, register, registered)
         sock.sendall(encode_frame(frame.op, frame.request_id, registered))
         self.channels.append(channel)

@@ -39,8 +39,9 @@ class SlabProcess:
         slab = [channel for channel in self.manager.channels if channel.register.role == "slab"][-1]
         register, registered = slab.register, slab.registered
         return NodeInfo(
-            register.node, registered.number, registered.incarnation, "Active", register.tcp, register.shm, host_id()
-        )
+            register.node, registered.number, registered.incarnation, "Active", register.tcp, register.shm, host_id(),
+            register.rdma,
+        )  # fmt: skip
 
     def node(self) -> Node:
         """For the small manager."""

@@ -39,6 +39,8 @@ class Op(IntEnum):
     SLAB_READ = 70
     SLAB_WRITE = 71
     SLAB_ATTACH = 72
+    SLAB_RDMA_CONNECT = 73
+    SLAB_RDMA_RENEW = 74
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,7 +61,10 @@ class Empty(_Message, frozen=True):
 
 
 class NodeInfo(_Message, frozen=True):
-    """A cache node as clients see it. ``tcp`` and ``shm`` are endpoints (``tcp://…``, ``unix://…``) or empty."""
+    """A cache node as clients see it. ``tcp`` and ``shm`` are endpoints (``tcp://…``, ``unix://…``) or empty.
+
+    ``rdma`` is ``rdma://HOST:PORT/DEVICE@GID,…`` (``endpoints.RdmaEndpoint``) or empty.
+    """
 
     name: str
     number: int
@@ -68,6 +73,7 @@ class NodeInfo(_Message, frozen=True):
     tcp: str = ""
     shm: str = ""
     host_id: str = ""
+    rdma: str = ""
 
 
 class Shard(_Message, frozen=True):
@@ -235,12 +241,14 @@ class Register(_Message, frozen=True):
     shm: str = ""
     fresh: bool = True
     volumes: int = 1
+    rdma: str = ""
 
 
 class Registered(_Message, frozen=True):
     """Answer.
 
     ``number`` and ``incarnation`` go into every later message. ``manager_now_ms`` sets the node's idea of the clock.
+    ``quarantine_ms`` is how long a slot rests after a grant that did not end cleanly; 0: an older manager does not say.
     """
 
     wire: int
@@ -250,6 +258,7 @@ class Registered(_Message, frozen=True):
     manager_now_ms: int
     heartbeat_ms: int
     timeout_ms: int
+    quarantine_ms: int = 0
 
 
 class Heartbeat(_Message, frozen=True):
@@ -371,3 +380,62 @@ class SlabAttached(_Message, frozen=True):
     number: int
     incarnation: int
     memory_bytes: int
+
+
+class QueuePair(_Message, frozen=True):
+    """One end of a reliable connection, as the other end must know it.
+
+    ``psn`` is the first packet's number, ``gid`` 16 bytes, ``mtu`` verbs' number (1: 256 bytes … 5: 4096), ``reads``
+    how many reads it can have under way.
+    """
+
+    number: int
+    psn: int
+    gid: bytes
+    lid: int
+    mtu: int
+    reads: int
+
+
+class RdmaRegion(_Message, frozen=True):
+    """A run of the node's memory from ``offset_bytes`` on, as one registration of the slab server's device."""
+
+    offset_bytes: int
+    size_bytes: int
+    address: int
+    rkey: int
+
+
+class RdmaConnect(_Message, frozen=True):
+    """Ask for the other end of a queue pair on the slab server's ``device``.
+
+    The grant says what that end lets the client do: read, or read and write. The first one on a TCP connection makes it
+    an RDMA session: the queue pairs end with it.
+    """
+
+    grant: bytes
+    device: str
+    pair: QueuePair
+
+
+class RdmaConnected(_Message, frozen=True):
+    """Answer. ``lane`` is the session's number for this pair.
+
+    ``session_ms``: the queue pairs that may write end that long after the last answer whose successor did not come.
+    """
+
+    lane: int
+    pair: QueuePair
+    regions: list[RdmaRegion]
+    memory_bytes: int
+    session_ms: int
+
+
+class RdmaRenew(_Message, frozen=True):
+    """Sent by the client four times in ``session_ms``, each one after the answer to the one before.
+
+    It says: when I was made, no write of mine whose ticket had ended was under way, or about to be, on other lanes than
+    those ``ended``. The slab server destroys those before it counts the message.
+    """
+
+    ended: list[int]

@@ -42,6 +42,7 @@ class Session:
         self.life = Life(registered.number, registered.incarnation, registered.epoch)
         self.clock = ManagerClock(registered.manager_now_ms, sent_at)
         self.timeout_s = registered.timeout_ms / 1000
+        self.quarantine_s = registered.quarantine_ms / 1000
         self.heartbeat_s = registered.heartbeat_ms / 1000
         self._lock = threading.Lock()
         self._window = threading.Semaphore(WINDOW)

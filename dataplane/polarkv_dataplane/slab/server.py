@@ -22,6 +22,7 @@ from polarkv_dataplane.slab import pool as pools
 from polarkv_dataplane.slab.carving import Carving, inventory
 from polarkv_dataplane.slab.handout import Handout
 from polarkv_dataplane.slab.life import Gate
+from polarkv_dataplane.slab.rdma import RdmaPath
 from polarkv_dataplane.slab.settings import SlabSettings
 from polarkv_dataplane.slab.tcp import TcpPath
 
@@ -41,6 +42,7 @@ class SlabServer:
         self._carving = Carving(self.pool.size_bytes, settings.slab_size_bytes)
         self._link = NodeLink(settings.manager, self, self.counters, f"slab-{settings.node}")
         self._gate = Gate(self._secrets.grant_key)
+        self._rdma = RdmaPath(self.pool, self._gate, self.counters, settings)
         self._incarnation = 0
         self._servers: list[ConnectionServer] = []
         self._tcp_port = 0
@@ -54,10 +56,12 @@ class SlabServer:
         """Listen, register in the background, pre-fault in the background.
 
         Raises:
-            ConfigurationError: an address cannot be bound.
+            ConfigurationError: an address cannot be bound, or RDMA alone is to be served and cannot be.
         """
         try:
             self._listen()
+            if self._settings.listen_host:
+                self._rdma.open(self._stop.is_set)
         except BaseException:
             self.stop()
             raise
@@ -69,7 +73,7 @@ class SlabServer:
     def _listen(self) -> None:
         settings = self._settings
         if settings.listen_host:
-            path = TcpPath(self.pool, self._gate, self.counters, settings.stall_timeout_ms / 1000)
+            path = TcpPath(self.pool, self._gate, self.counters, settings.stall_timeout_ms / 1000, self._rdma)
             listener = listen_tcp(settings.listen_host, settings.listen_port)
             self._tcp_port = listener.getsockname()[1]
             self._serve(listener, path.serve, "slab_tcp")
@@ -91,6 +95,7 @@ class SlabServer:
         self._link.close(0.5)
         for server in self._servers:
             server.stop()
+        self._rdma.close()
         if self._stop_export is not None:
             self._stop_export()
         if self._bound_path:
@@ -105,6 +110,11 @@ class SlabServer:
             host = sock.getsockname()[0] if sock.family != socket.AF_UNIX else socket.gethostname()
         if ":" in host:
             host = f"[{host}]"
+        tcp = f"tcp://{host}:{self._tcp_port}" if settings.listen_host else ""
+        shm = f"unix://{settings.unix_socket}" if settings.unix_socket else ""
+        rdma = self._rdma.endpoint(tcp)
+        if settings.rdma == "only":  # no other way is told of; the disk server knows the socket by its settings
+            tcp = shm = ""
         return Register(
             WIRE_VERSION_MIN,
             WIRE_VERSION,
@@ -116,9 +126,10 @@ class SlabServer:
             host_id(),
             memory_bytes=self.pool.size_bytes,
             slab_bytes=settings.slab_size_bytes,
-            tcp=f"tcp://{host}:{self._tcp_port}" if settings.listen_host else "",
-            shm=f"unix://{settings.unix_socket}" if settings.unix_socket else "",
+            tcp=tcp,
+            shm=shm,
             fresh=self._incarnation == 0,
+            rdma=rdma,
         )
 
     def registered(self, session: Session) -> None:
@@ -126,7 +137,9 @@ class SlabServer:
         life = session.life
         first = self._incarnation == 0
         slots: Iterator[tuple[int, int]] = self._carving.slots()  # as carved until now: none in a fresh one
-        if self._gate.enter(life, session.clock):
+        new_life = self._gate.enter(life, session.clock)
+        self._rdma.enter(session.quarantine_s, new_life=new_life)
+        if new_life:
             # The manager has forgotten all earlier grants: whoever still works by one must stop now. What lies in the
             # slots of the former life is proved to it all the same; it carves anew what it takes over.
             self._carving.clear()

@@ -36,6 +36,20 @@ class SlabSettings(Settings):
     unix_socket: str = Field(
         default="", description="Path of the Unix socket that hands out the memory on this machine; empty turns it off."
     )
+    rdma: Literal["auto", "only", "off"] = Field(
+        default="auto",
+        description="RDMA beside the other ways, where there is a device; only: it and nothing else, or the server "
+        "does not start; off.",
+    )
+    rdma_devices: tuple[str, ...] = Field(
+        default=(), description="RDMA devices to offer, such as mlx5_0; none named: all whose port is up."
+    )
+    rdma_gid_index: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="GID to use; none: the RoCE v2 entry of an IPv4 address, on InfiniBand the first.",
+    )
     huge_pages: Literal["auto", "tmpfs", "hugetlb", "off"] = Field(
         default="auto",
         description="Where the memory comes from: a private tmpfs with huge pages, reserved huge pages, or plain "
@@ -65,6 +79,8 @@ class SlabSettings(Settings):
         check_unix_path("unix_socket", self.unix_socket)
         if not self.listen_host and not self.unix_socket:
             raise ConfigurationError("listen_host", self.listen_host, "give it or unix_socket: clients need one")
+        if self.rdma == "only" and not self.listen_host:
+            raise ConfigurationError("listen_host", "", "give it: RDMA sessions are opened over TCP")
         if self.memory_bytes < MIN_SLAB_BYTES:
             raise ConfigurationError("memory_bytes", self.memory_bytes, f"use at least {MIN_SLAB_BYTES} bytes (1 MiB)")
         slab = self.slab_bytes

@@ -20,6 +20,7 @@ from polarkv_dataplane.runtime.counters import Counters, labelled
 from polarkv_dataplane.runtime.stream import read_frame, receive_into, set_send_timeout, wait_readable
 from polarkv_dataplane.slab.life import Gate
 from polarkv_dataplane.slab.pool import Pool
+from polarkv_dataplane.slab.rdma import RdmaPath
 
 # Larger pieces are slower (they leave the processor's cache before they are sent), and a grant's end is noticed later.
 PIECE_BYTES = 256 << 10
@@ -35,11 +36,14 @@ _READS, _WRITES = "polarkv_slab_tcp_read_chunks_total", "polarkv_slab_tcp_write_
 class TcpPath:
     """Serves reads and writes on connections; each request carries its own grant."""
 
-    def __init__(self, pool: Pool, gate: Gate, counters: Counters, stall_timeout_s: float) -> None:
+    def __init__(
+        self, pool: Pool, gate: Gate, counters: Counters, stall_timeout_s: float, rdma: RdmaPath | None = None
+    ) -> None:
         self._pool = pool
         self._gate = gate
         self._counters = counters
         self._stall_s = stall_timeout_s
+        self._rdma = rdma
         for name in (_READ_BYTES, _WRITE_BYTES, _READS, _WRITES):
             counters.add(name, 0)
 
@@ -60,6 +64,9 @@ class TcpPath:
             except ProtocolError as error:
                 say_and_close(sock, encode_failure(0, 0, error))
                 raise
+            if frame.op == Op.SLAB_RDMA_CONNECT and self._rdma is not None:
+                self._rdma.serve(sock, frame)
+                return
             # Over loopback the client itself works on the processor its bytes come in on; two copies need two.
             with contextlib.suppress(OSError):
                 step_aside(sock.getsockopt(socket.SOL_SOCKET, _SO_INCOMING_CPU))

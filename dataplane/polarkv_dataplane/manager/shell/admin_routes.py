@@ -181,6 +181,7 @@ def view_node(manager: Manager, record: NodeRecord) -> api.NodeView:
         state=NodeState(info.state),
         tcp=info.tcp,
         shm=info.shm,
+        rdma=info.rdma,
         host_id=info.host_id,
         memory_bytes=node.pool.memory_bytes if node else 0,
         memory_used_bytes=node.pool.used_bytes if node else 0,

@@ -37,6 +37,7 @@ class NodeView(Model):
     state: NodeState
     tcp: str
     shm: str
+    rdma: str = Field(description="Where it offers RDMA and over which devices; empty: it does not.")
     host_id: str
     memory_bytes: int
     memory_used_bytes: int = Field(description="Slots that hold an entry, as carved.")

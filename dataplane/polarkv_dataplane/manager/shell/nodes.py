@@ -105,6 +105,7 @@ class Nodes:
                 manager_now_ms=now,
                 heartbeat_ms=manager.settings.heartbeat_ms,
                 timeout_ms=manager.settings.node_timeout_ms,
+                quarantine_ms=manager.settings.quarantine_ms,
             ),
         )
         if request.role == "disk":  # after the answer: attaching may bring the first commands
@@ -121,8 +122,9 @@ class Nodes:
         request = record.registered
         state = node.state if node is not None else NodeState.DOWN
         return NodeInfo(
-            record.name, record.number, record.incarnation, state, request.tcp, request.shm, request.host_id
-        )
+            record.name, record.number, record.incarnation, state, request.tcp, request.shm, request.host_id,
+            request.rdma,
+        )  # fmt: skip
 
     def by_name(self, name: str) -> NodeRecord | None:
         return next((record for record in self.records.values() if record.name == name), None)

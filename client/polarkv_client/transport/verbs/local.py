@@ -1,0 +1,189 @@
+"""This machine's RDMA devices as one client uses them: opened once, shared by its transports to all cache nodes.
+
+What is open is held here, by the module, until it is closed: the bindings crash when the garbage collector, or the end
+of the interpreter, comes upon an open device, queue pair or registration in an order of its own. What a program forgot
+to close is closed before it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from polarkv_client import errors
+from polarkv_client.endpoints import RdmaPort
+from polarkv_client.protocol.messages import QueuePair
+from polarkv_client.transport.verbs import bindings, devices, seam
+from polarkv_client.transport.verbs.registrations import Registrations
+
+
+class Closes(Protocol):
+    """Something made of a device that must be closed before it."""
+
+    def close(self) -> None:
+        """A second call does nothing."""
+
+
+class LocalDevice:
+    """An opened device, its address, and the registrations on it. Closed when its last user has let go."""
+
+    def __init__(self, device: seam.Device, gid: devices.Gid, registered_bytes: int) -> None:
+        self.device = device
+        self.gid = gid
+        self.port_number = devices.PORT
+        self.registrations = Registrations(device, registered_bytes)
+        self._lock = threading.Lock()
+        self._users = 1
+        self._made: set[Closes] = set()
+        _open.add(self)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name for it."""
+        return self.device.name
+
+    def describe(self, pair: seam.Pair) -> QueuePair:
+        """One of its queue pairs, for the other end.
+
+        Raises:
+            Unavailable: its port is down.
+        """
+        port = self.device.port(self.port_number)
+        if not port.active:
+            raise errors.Unavailable(f"{self.name}: its port is down")
+        # A random start: packets of a former life of this queue pair's number fit nowhere.
+        psn = secrets.randbelow(1 << 24)
+        reads = max(1, min(self.device.limits.reads, seam.MOST_READS))
+        return QueuePair(pair.number, psn, self.gid.raw, port.lid, port.mtu, reads)
+
+    def hold(self, made: Closes) -> None:
+        """Something was made of it that lives until :meth:`let_go`. Raises Unavailable: it has been closed."""
+        with self._lock:
+            if not self._users:
+                raise errors.Unavailable(f"{self.name} has been closed")
+            self._users += 1
+            self._made.add(made)
+
+    def let_go(self, made: Closes) -> None:
+        """That was closed."""
+        with self._lock:
+            self._made.discard(made)
+        self.release()
+
+    def release(self) -> None:
+        """Its owner wants it closed: it is when nothing is held any more."""
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            self.registrations.close()
+            self.device.close()
+            _open.discard(self)
+
+    def close_now(self) -> None:
+        """Close all that was made of it, and it."""
+        for made in list(self._made):
+            made.close()
+        self.release()
+
+
+_open: set[LocalDevice] = set()
+
+
+def _close_all() -> None:
+    for device in list(_open):
+        with suppress(errors.PolarKVError):
+            device.close_now()
+
+
+atexit.register(_close_all)
+
+
+class LocalDevices:
+    """The devices that a client uses, opened when they are first asked for.
+
+    ``names``: these; empty: every device whose link is up and that has an address for it.
+    """
+
+    def __init__(self, names: Sequence[str], gid_index: int | None, registered_bytes: int) -> None:
+        self._names = tuple(names)
+        self._gid_index = gid_index
+        self._registered_bytes = registered_bytes
+        self._lock = threading.Lock()
+        self._opened: dict[str, LocalDevice] = {}
+        self._closed = False
+        self.binding = ""
+
+    def open(self) -> list[LocalDevice]:
+        """All that can be used now, by name.
+
+        Raises:
+            Unavailable: there is none; the text says what is missing and the fix.
+        """
+        with self._lock:
+            if self._closed:
+                raise errors.Unavailable("the client is closed")
+            seen = {device.name: device for device in devices.seen(self._gid_index)}
+            if not seen:
+                raise errors.Unavailable("this machine has no RDMA device")
+            binding = bindings.need()
+            self.binding = f"{binding.name} {binding.version}"
+            reasons = []
+            for name in self._names or sorted(seen):
+                try:
+                    self._open(binding, name, seen.get(name))
+                except errors.Unavailable as error:
+                    reasons.append(str(error))
+            found = [self._opened[name] for name in self._names or sorted(seen) if name in self._opened]
+        if not found:
+            raise errors.Unavailable("; ".join(reasons))
+        return found
+
+    def _open(self, binding: seam.Binding, name: str, seen: devices.Seen | None) -> None:
+        if seen is None:
+            raise errors.Unavailable(f"{name}: there is no such device")
+        if seen.state != devices.ACTIVE:
+            raise errors.Unavailable(f"{name}: its port is {seen.state}")
+        gid = devices.pick_gid(seen, self._gid_index)
+        old = self._opened.get(name)
+        if old is not None and old.gid == gid:
+            return
+        self._opened[name] = LocalDevice(binding.open(name), gid, self._registered_bytes)
+        if old is not None:  # its address has changed
+            old.release()
+
+    def sweep(self, now: float) -> None:
+        """Let go of registrations that nobody has used for a while."""
+        for device in list(self._opened.values()):
+            device.registrations.sweep(now)
+
+    def close(self) -> None:
+        """Close what nobody uses any more; the rest is closed by its last user."""
+        with self._lock:
+            self._closed = True
+            opened, self._opened = self._opened, {}
+        for device in opened.values():
+            device.release()
+
+
+def pair_rails(mine: Sequence[LocalDevice], theirs: Sequence[RdmaPort]) -> list[tuple[LocalDevice, RdmaPort]]:
+    """Which device of this machine talks to which of a cache node's.
+
+    The one that the routing table sends from, where it names one; else by order. Every device of either side is used.
+    """
+    if not mine or not theirs:
+        return []
+    rails: list[tuple[LocalDevice, RdmaPort]] = []
+    for place, port in enumerate(theirs):
+        source = devices.source_address(port.address)
+        routed = next((device for device in mine if device.gid.text == source), None)
+        rails.append((routed or mine[place % len(mine)], port))
+    used = {device.name for device, _ in rails}
+    for place, device in enumerate(mine):
+        if device.name not in used:
+            rails.append((device, theirs[place % len(theirs)]))
+    return rails
