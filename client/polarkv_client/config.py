@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from polarkv_client.endpoints import parse_endpoint
 from polarkv_client.errors import ConfigurationError
@@ -22,6 +22,13 @@ CONNECTION_FILE = "connection.json"
 CONNECTION_VARIABLE = "POLARKV_CONNECTION"
 _SECRET_FIELDS = frozenset({"token", "admin_token"})
 Config = TypeVar("Config", bound="ClientConfig")
+
+
+def _names(value: object) -> object:
+    """Names from one text, as in the environment."""
+    if isinstance(value, str):
+        return tuple(name for part in value.split(",") if (name := part.strip()))
+    return value
 
 
 class ClientConfig(BaseModel):
@@ -49,8 +56,10 @@ class ClientConfig(BaseModel):
     wait_for_space_ms: int = Field(
         0, ge=0, le=60_000, description="How long a store may wait for memory to be freed; 0: skip what has no room."
     )
-    transport: Literal["auto", "shm", "tcp"] = Field(
-        "auto", description="How bytes may move: auto takes shared memory on the same host, TCP otherwise."
+    transport: Literal["auto", "shm", "rdma", "tcp"] = Field(
+        "auto",
+        description="How bytes may move: auto takes shared memory on the same host, else RDMA where both ends have it, "
+        "else TCP.",
     )
     calibration: Path | None = Field(
         None,
@@ -72,6 +81,31 @@ class ClientConfig(BaseModel):
         ge=0,
         le=16,
         description="Connections that one operation uses to a cache node over TCP; 0: two, or one below 4 cores.",
+    )
+    rdma_devices: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        (), description="RDMA devices to use, separated by commas, such as mlx5_0; none named: all whose port is up."
+    )
+    rdma_binding: Literal["auto", "ibverbs", "pyverbs"] = Field(
+        "auto",
+        description="Which Python binding of libibverbs to use; auto: the first of them that is there, in this order.",
+    )
+    rdma_gid_index: int | None = Field(
+        None,
+        ge=0,
+        le=65_535,
+        description="GID to use; none: the RoCE v2 entry of an IPv4 address, on InfiniBand the first.",
+    )
+    rdma_queue_pairs: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="Queue pairs of each device that one operation uses to a cache node; 0: two, or one below 4 cores.",
+    )
+    rdma_registered_bytes: int = Field(
+        1 << 30,
+        ge=0,
+        description="Most bytes of callers' buffers that stay registered with each RDMA device, and so in memory, "
+        "between calls.",
     )
     operations: int = Field(16, ge=1, le=1024, description="Operations that the asynchronous client runs at once.")
     queued_operations: int = Field(

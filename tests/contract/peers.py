@@ -22,15 +22,12 @@ from polarkv_client.transport.base import HeldGrant, Pick, Scope, Transport
 from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.shm import ShmTransport
 from polarkv_client.transport.tcp import TcpTransport
-from polarkv_client.transport.verbs import devices
 from polarkv_client.transport.verbs.local import LocalDevices
 from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager
 from tests.support.waiting import wait_until
 
-KINDS = ["shm", "shm-calls", "tcp"]
-if devices.seen():  # none on most machines; in the virtual machine of tests/vm there are
-    KINDS.append("rdma")
+KINDS = ["shm", "shm-calls", "tcp"]  # and rdma, in the virtual machine of tests/vm
 CONNECT_S = 1.0
 SIZE = 70_000
 SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
@@ -39,9 +36,9 @@ SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
 class OwnDevices(RdmaTransport):
     """With devices of its own, which a client shares among its transports."""
 
-    def __init__(self, info: NodeInfo, lanes: int = 2, registered_bytes: int = 64 << 20) -> None:
-        self.devices = LocalDevices((), None, registered_bytes)
-        super().__init__(info, self.devices, lanes, CONNECT_S)
+    def __init__(self, info: NodeInfo, devices: LocalDevices | None = None) -> None:
+        self.devices = devices or LocalDevices()
+        super().__init__(info, self.devices, 2, CONNECT_S)
 
     def close(self) -> None:
         super().close()
@@ -52,8 +49,8 @@ def make(kind: str, info: NodeInfo) -> Transport:
     """A transport of this kind to a node."""
     if kind == "tcp":
         return TcpTransport(info, 2, CONNECT_S)
-    if kind == "rdma":
-        return OwnDevices(info)
+    if kind.startswith("rdma"):
+        return OwnDevices(info, LocalDevices(binding=kind.removeprefix("rdma-")))
     return ShmTransport(info, 2, CONNECT_S, "calls" if kind == "shm-calls" else "auto")
 
 

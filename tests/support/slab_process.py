@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,12 +18,12 @@ from tests.support.waiting import wait_until
 
 SECRET = b"a secret for tests only, not short"
 _PROGRAM = """
-import sys
+import json, sys
 from polarkv_dataplane.slab.server import run_slab
 from polarkv_dataplane.slab.settings import SlabSettings
-node, manager, secret, memory, unix, huge = sys.argv[1:]
+node, manager, secret, memory, unix, huge, more = sys.argv[1:]
 run_slab(SlabSettings(node=node, manager=manager, secret_file=secret, memory_bytes=int(memory), unix_socket=unix,
-                      huge_pages=huge))
+                      huge_pages=huge, **json.loads(more)))
 """
 
 
@@ -69,9 +70,9 @@ class SlabProcess:
 
 def start_slab(
     folder: Path, memory_bytes: int = 64 << 20, name: str = "node-0", huge: str = "off", number: int = 7,
-    manager: FakeManager | None = None,
+    manager: FakeManager | None = None, **settings: object,
 ) -> SlabProcess:  # fmt: skip
-    """Start one and wait until it has registered; ``manager`` is that of its previous life."""
+    """Start one and wait until it has registered; ``manager`` is that of its previous life, ``settings`` are more."""
     manager = manager or FakeManager(SECRET, timeout_ms=60_000, number=number)
     nth = len(manager.channels) + 1
     secret = folder / "secret"
@@ -80,6 +81,7 @@ def start_slab(
         [
             sys.executable, "-c", _PROGRAM, name, manager.endpoint, str(secret), str(memory_bytes),
             str(folder / f"{name}.sock"), huge,
+            json.dumps(settings),
         ],
         stdout=subprocess.DEVNULL,
     )  # fmt: skip

@@ -14,7 +14,7 @@ CLIENT, OPERATOR = "client/polarkv_client", "operator/polarkv_operator"
 CLEAN = {
     "client/polarkv_client/keys.py": "import xxhash\n",
     "client/polarkv_client/connectors/vllm.py": "import torch\n",
-    "client/polarkv_client/transport/rdma/device.py": "from pyverbs import device\n",
+    "client/polarkv_client/transport/verbs/pyverbs_binding.py": "from pyverbs import device\n",
     f"{CORE}/slots.py": '"""Slots."""\n\n# Why.\nfrom .timeline import y\n',
     "operator/polarkv_operator/handlers.py": "import kopf\n",
     "tests/unit/test_a.py": "import asyncio\n\n\nasync def test() -> None:\n    await asyncio.sleep(0)\n",

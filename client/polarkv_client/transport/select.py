@@ -1,4 +1,4 @@
-"""Which transport to use to which cache node, and why: shared memory on the same host, TCP otherwise."""
+"""Which transport to use to which cache node, and why: shared memory on the same host, else RDMA, else TCP."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import os
 import threading
 import time
 
+import msgspec
+
 from polarkv_client import errors
 from polarkv_client.breaker import Breaker
 from polarkv_client.config import ClientConfig
 from polarkv_client.protocol.messages import NodeInfo
 from polarkv_client.results import NodeStatus
 from polarkv_client.transport.base import HeldGrant, Scope, Transport
+from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.shm import ShmTransport
 from polarkv_client.transport.tcp import TcpTransport
+from polarkv_client.transport.verbs.local import LocalDevices
 
 log = logging.getLogger(__name__)
 _RETRY_BETTER_S = 30.0  # how long a node stays on its second choice before the first is tried again
@@ -46,6 +50,10 @@ class Transports:
         cores = os.cpu_count() or 1
         self._copy_threads = config.copy_threads or min(cores, 4)
         self._tcp_connections = config.tcp_connections or (2 if cores >= 4 else 1)
+        self._queue_pairs = config.rdma_queue_pairs or (2 if cores >= 4 else 1)
+        self._devices = LocalDevices(
+            config.rdma_devices, config.rdma_gid_index, config.rdma_registered_bytes, config.rdma_binding
+        )
         self._lock = threading.Lock()
         self._routes: dict[int, _Route] = {}
         self._closed = False
@@ -126,6 +134,7 @@ class Transports:
             finally:
                 route.lock.release()
             transport.close()
+        self._devices.sweep(time.monotonic())
 
     def forget_absent(self, nodes: dict[int, NodeInfo]) -> None:
         """Close what leads to nodes that are not in the table any more."""
@@ -140,6 +149,7 @@ class Transports:
         with self._lock:
             self._closed = True
         self.forget_absent({})
+        self._devices.close()
 
     def _route(self, node: NodeInfo) -> _Route:
         route = self._routes.get(node.number)
@@ -176,7 +186,7 @@ class Transports:
                 reasons.append(f"{transport.name}: {error}")
                 last = error
                 continue
-            better_failed = transport.name == "tcp" and any(reason.startswith("shm: ") for reason in reasons)
+            better_failed = any(reason.startswith(("shm: ", "rdma: ")) for reason in reasons)
             route.retry_better_at = time.monotonic() + _RETRY_BETTER_S if better_failed else float("inf")
             route.transport = transport
             route.why = "; ".join([why, *reasons])
@@ -187,6 +197,14 @@ class Transports:
         route.transport = None
         route.why = "; ".join(reasons) or str(last)
         raise last
+
+    def _no_rdma_here(self) -> str:
+        """Why this machine cannot; nothing: it can."""
+        try:
+            self._devices.open()
+        except errors.PolarKVError as error:
+            return str(error)
+        return ""
 
     def _candidates(self, node: NodeInfo, reasons: list[str]) -> list[tuple[Transport, str]]:
         found: list[tuple[Transport, str]] = []
@@ -199,6 +217,14 @@ class Transports:
                 reasons.append("no shm: another host")
             else:
                 found.append((ShmTransport(node, self._copy_threads, connect_s, self._config.shm_copies), "same host"))
+        if allowed in {"auto", "rdma"}:
+            if not node.rdma:
+                reasons.append("no rdma: the node does not offer it")
+            elif not (missing := self._no_rdma_here()):
+                why = "only rdma is allowed" if allowed == "rdma" else "both ends have it"
+                found.append((RdmaTransport(node, self._devices, self._queue_pairs, connect_s), why))
+            else:
+                reasons.append(f"no rdma: {missing}")
         if allowed in {"auto", "tcp"}:
             if not node.tcp:
                 reasons.append("tcp: the node does not offer it")
@@ -209,4 +235,4 @@ class Transports:
 
 
 def _same_ways(old: NodeInfo, new: NodeInfo) -> bool:
-    return (old.incarnation, old.tcp, old.shm, old.host_id) == (new.incarnation, new.tcp, new.shm, new.host_id)
+    return msgspec.structs.replace(old, state=new.state) == new

@@ -220,7 +220,7 @@ class RdmaPath:
         wanted = self._settings.rdma_devices or tuple(sorted(seen))
         if not wanted:
             raise Unavailable("this machine has no RDMA device")
-        binding = bindings.need()
+        binding = bindings.need(self._settings.rdma_binding)
         reasons = []
         for name in wanted:
             if name not in seen:

@@ -44,6 +44,10 @@ class SlabSettings(Settings):
     rdma_devices: tuple[str, ...] = Field(
         default=(), description="RDMA devices to offer, such as mlx5_0; none named: all whose port is up."
     )
+    rdma_binding: Literal["auto", "ibverbs", "pyverbs"] = Field(
+        default="auto",
+        description="Which Python binding of libibverbs to use; auto: the first of them that is there, in this order.",
+    )
     rdma_gid_index: int | None = Field(
         default=None,
         ge=0,

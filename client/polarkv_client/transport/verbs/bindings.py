@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 from typing import NamedTuple
 
 from polarkv_client import errors
 from polarkv_client.transport.verbs.seam import Binding
 
-VARIABLE = "POLARKV_RDMA_BINDING"
+AUTO = "auto"
 _PACKAGE = "polarkv_client.transport.verbs"
 _WAYS = {"ibverbs": ("ibverbs_binding", "IbverbsBinding"), "pyverbs": ("pyverbs_binding", "PyverbsBinding")}
 FIX = (
@@ -28,18 +27,11 @@ class Choice(NamedTuple):
     missing: dict[str, str]
 
 
-def choose(wanted: str | None = None) -> Choice:
-    """The first binding that can be imported, or the ``wanted`` one (else the one that POLARKV_RDMA_BINDING names).
-
-    Raises:
-        ConfigurationError: there is no binding of that name.
-    """
-    wanted = wanted or os.environ.get(VARIABLE) or ""
-    if wanted and wanted not in _WAYS:
-        raise errors.ConfigurationError(VARIABLE, wanted, f"use {' or '.join(_WAYS)}, or leave it unset")
+def choose(wanted: str = AUTO) -> Choice:
+    """The first binding that can be imported, or the ``wanted`` one alone ("ibverbs" or "pyverbs")."""
     missing: dict[str, str] = {}
     for name, (module, kind) in _WAYS.items():
-        if wanted and name != wanted:
+        if wanted not in (AUTO, name):
             continue
         try:
             made: Binding = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), kind)()
@@ -50,11 +42,11 @@ def choose(wanted: str | None = None) -> Choice:
     return Choice(None, missing)
 
 
-def need(wanted: str | None = None) -> Binding:
+def need(wanted: str = AUTO) -> Binding:
     """As :func:`choose`.
 
     Raises:
-        Unavailable: there is none; the text says why, and the fix. ConfigurationError: as :func:`choose`.
+        Unavailable: there is none; the text says why, and the fix.
     """
     choice = choose(wanted)
     if choice.binding is None:

@@ -109,7 +109,14 @@ class LocalDevices:
     ``names``: these; empty: every device whose link is up and that has an address for it.
     """
 
-    def __init__(self, names: Sequence[str], gid_index: int | None, registered_bytes: int) -> None:
+    def __init__(
+        self,
+        names: Sequence[str] = (),
+        gid_index: int | None = None,
+        registered_bytes: int = 1 << 30,
+        binding: str = bindings.AUTO,
+    ) -> None:
+        self._wanted = binding
         self._names = tuple(names)
         self._gid_index = gid_index
         self._registered_bytes = registered_bytes
@@ -130,7 +137,7 @@ class LocalDevices:
             seen = {device.name: device for device in devices.seen(self._gid_index)}
             if not seen:
                 raise errors.Unavailable("this machine has no RDMA device")
-            binding = bindings.need()
+            binding = bindings.need(self._wanted)
             self.binding = f"{binding.name} {binding.version}"
             reasons = []
             for name in self._names or sorted(seen):

@@ -278,9 +278,7 @@ class Write(_Move):
         lane.header(chunk.slot)[:] = header
         self.checksums.append(checksum)
         self._last = piece
-        works = lane.works(
-            Opcode.WRITE, lane.header_address(chunk.slot), 0, extent.offset_bytes, layout.HEADER_BYTES
-        )
+        works = lane.works(Opcode.WRITE, lane.header_address(chunk.slot), 0, extent.offset_bytes, layout.HEADER_BYTES)
         return lane.sign(works, piece)
 
     def _finish(self, piece: Piece) -> None:

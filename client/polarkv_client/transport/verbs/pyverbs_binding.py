@@ -75,7 +75,7 @@ def _open_channels() -> set[int]:
 
 class _Completions(seam.Completions):
     def __init__(self, context: Any, most: int, events: bool) -> None:
-        self._channel = None
+        self._channel: Any = None
         self.descriptor = -1
         if events:
             with _channels:

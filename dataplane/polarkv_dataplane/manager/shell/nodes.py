@@ -356,5 +356,3 @@ class NodeLink:
                 manager.recovered(node.name)
         self.peer.answer(Op.REPORT_INVENTORY, request_id, Empty())
         self.peer.release()
-
-
