@@ -38,7 +38,7 @@ class OwnDevices(RdmaTransport):
 
     def __init__(self, info: NodeInfo, devices: LocalDevices | None = None) -> None:
         self.devices = devices or LocalDevices()
-        super().__init__(info, self.devices, 2, CONNECT_S)
+        super().__init__(info, self.devices, 2, 3 * CONNECT_S)
 
     def close(self) -> None:
         super().close()

@@ -60,7 +60,7 @@ class FakeManager:
         self.timeout_ms = timeout_ms
         self.number = number
         self.epoch = 1
-        self.quarantine_ms = 1000
+        self.quarantine_ms = 3000  # for RDMA sessions, which must be renewed within it on a loaded machine too
         self.incarnation = 0
         self.new_incarnation_for_known = False
         self.refuse: PolarKVError | None = None

@@ -17,7 +17,7 @@ from tests.support.small_manager import Node
 from tests.support.waiting import wait_until
 
 SECRET = b"a secret for tests only, not short"
-_PROGRAM = """
+PROGRAM = """
 import json, sys
 from polarkv_dataplane.slab.server import run_slab
 from polarkv_dataplane.slab.settings import SlabSettings
@@ -70,16 +70,17 @@ class SlabProcess:
 
 def start_slab(
     folder: Path, memory_bytes: int = 64 << 20, name: str = "node-0", huge: str = "off", number: int = 7,
-    manager: FakeManager | None = None, **settings: object,
+    manager: FakeManager | None = None, begin: str = "", **settings: object,
 ) -> SlabProcess:  # fmt: skip
-    """Start one and wait until it has registered; ``manager`` is that of its previous life, ``settings`` are more."""
+    """Start one and wait until it has registered; ``manager`` is that of its previous life, ``settings`` are
+    more, ``begin`` is run first in it."""
     manager = manager or FakeManager(SECRET, timeout_ms=60_000, number=number)
     nth = len(manager.channels) + 1
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     process = subprocess.Popen(
         [
-            sys.executable, "-c", _PROGRAM, name, manager.endpoint, str(secret), str(memory_bytes),
+            sys.executable, "-c", f"{begin}\n{PROGRAM}", name, manager.endpoint, str(secret), str(memory_bytes),
             str(folder / f"{name}.sock"), huge,
             json.dumps(settings),
         ],

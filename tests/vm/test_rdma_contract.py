@@ -19,11 +19,14 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+_FIXTURES = {"bench", "kind", "own_bench"}
+
+
 def over_all_kinds(module: ModuleType) -> dict[str, object]:
     """Its tests that ask for a transport of every kind."""
     found = {}
     for name, value in vars(module).items():
-        if not name.startswith("test_") or not {"bench", "kind", "own_bench"} & set(inspect.signature(value).parameters):
+        if not name.startswith("test_") or not _FIXTURES & set(inspect.signature(value).parameters):
             continue
         marks = getattr(value, "pytestmark", [])
         if not any(mark.name == "parametrize" and "kind" in str(mark.args[0]) for mark in marks):

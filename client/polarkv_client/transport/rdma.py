@@ -151,20 +151,26 @@ class RdmaTransport(Transport):
             self._session.drop(lane)
         self._changed.notify()
 
-    def _connect(self, grant: HeldGrant, scope: Scope) -> MovingLane:
+    def _connect(self, grant: HeldGrant, scope: Scope, *, again: bool = True) -> MovingLane:
+        found = self._devices.open()  # the first time it loads a library
         deadline = min(scope.deadline, time.monotonic() + self._connect_timeout_s)
-        session = self._open_session(deadline)
+        session = self._open_session(found, deadline)
         with self._lock:
             device, port = self._rails[self._next_rail % len(self._rails)]
             self._next_rail += 1
-        lane = session.connect(device, port, grant, deadline)
+        try:
+            lane = session.connect(device, port, grant, deadline)
+        except errors.Unavailable:
+            if not again or not session.ended:
+                raise
+            return self._connect(grant, scope, again=False)  # the session had ended before this; there may be another
         with self._lock:
             if self._session is session:
                 return lane
         lane.close()
         raise errors.Unavailable(f"the transport to {self.node.name} is closed, or its session has ended")
 
-    def _open_session(self, deadline: float) -> Session:
+    def _open_session(self, found: Sequence[LocalDevice], deadline: float) -> Session:
         if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise errors.DeadlineExceeded(f"another thread is still connecting to {self.node.name}")
         try:
@@ -172,7 +178,7 @@ class RdmaTransport(Transport):
             if session is not None and not session.ended:
                 return session
             endpoint = parse_rdma_endpoint(self.node.rdma)
-            rails = pair_rails(self._devices.open(), endpoint.ports)
+            rails = pair_rails(found, endpoint.ports)
             made = Session(self.node.name, endpoint.tcp, deadline)
             with self._lock:
                 closed = self._closed

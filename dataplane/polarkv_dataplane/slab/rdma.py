@@ -87,8 +87,7 @@ class _Device:
                 raise ConfigurationError(
                     "memory_bytes",
                     pool.size_bytes,
-                    f"{error} (after {offset} bytes): RDMA locks all of it; give the process CAP_IPC_LOCK, or raise "
-                    "its limit ('ulimit -l unlimited', LimitMEMLOCK=infinity), or use less memory",
+                    f"RDMA locks all of it, and after {offset} bytes: {error}",
                 ) from error
             self._registered.append(region)
             self.regions.append(RdmaRegion(offset, size_bytes, address + offset, region.rkey))

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import ipaddress
+import logging
 import os
 import sys
 import threading
@@ -39,10 +40,15 @@ def _find() -> None:
     spec.loader.exec_module(module)
 
 
+# Importing it sets the program's own logging up, which is not for it to do.
+_root = logging.getLogger()
+_before = _root.handlers[:], _root.level
 _find()
 
 from pyverbs import addr, cq, device, enums, mr, pd, qp, wr  # noqa: E402
 from pyverbs.pyverbs_error import PyverbsError  # noqa: E402
+
+_root.handlers[:], _root.level = _before
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ Reliable connections, one-sided operations, one buffer an operation: what every 
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
@@ -17,10 +18,17 @@ from typing import ClassVar, NamedTuple
 from polarkv_client import errors
 from polarkv_client.protocol.messages import QueuePair
 
-# 4.096 us * 2**14 = 67 ms until a packet is sent again, seven times: a silent peer is given up after a second or so.
-ACK_TIMEOUT, RETRIES, NOT_READY_RETRIES, NOT_READY_TIMER = 14, 7, 7, 12
+# 4.096 us * 2**14 = 67 ms until a packet is sent again, six times: a silent peer is given up after half a second, by
+# devices that take four times that after two. Seven would be for ever to soft RoCE.
+ACK_TIMEOUT, RETRIES, NOT_READY_RETRIES, NOT_READY_TIMER = 14, 6, 7, 12
 MOST_READS = 16  # reads that one queue pair has under way at the other end; more are not faster
 HOP_LIMIT = 64
+
+
+LOCK_FIX = (
+    "memory that RDMA uses is locked: give the process CAP_IPC_LOCK (in Kubernetes a capability of the container), or "
+    "raise its limit ('ulimit -l unlimited', LimitMEMLOCK=infinity)"
+)
 
 
 class Access(IntFlag):
@@ -91,7 +99,7 @@ class VerbsError(errors.Unavailable):
     """A verb failed. ``number`` is the system's error number, 0 where there is none."""
 
     def __init__(self, text: str, number: int = 0) -> None:
-        super().__init__(text)
+        super().__init__(f"{text}: {LOCK_FIX}" if number == errno.ENOMEM else text)
         self.number = number
 
 
