@@ -106,8 +106,8 @@ def test_a_peer_that_talks_nonsense_is_an_error(
     with impostor(kind, serve, slab.info, str(tmp_path)) as info:
         for access in Access:
             bench = Bench(slab, make(kind, info))
-            with in_time(1):
-                results = moves(bench, access, soon(1))
+            with in_time(3):
+                results = moves(bench, access, soon(3))
             assert all(isinstance(result, errors.ProtocolError | errors.Unavailable) for result in results)
             bench.transport.close()
 

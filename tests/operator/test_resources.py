@@ -16,6 +16,7 @@ from polarkv_client.config import load_config
 from polarkv_client.connectors.settings import load_connector_config
 from polarkv_dataplane.cli.servers import DISK, MANAGER, SLAB
 from polarkv_dataplane.manager.shell.credentials import load_credentials
+from polarkv_dataplane.slab.settings import SlabSettings
 from polarkv_operator.api import PolarKVCluster, SpecInvalid, parse
 from polarkv_operator.api.schema import open_api_schema
 from polarkv_operator.resources import (
@@ -155,6 +156,23 @@ def test_pods_have_no_rights() -> None:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
+
+
+@pytest.mark.parametrize(
+    ("transport", "told"),
+    [
+        ({"mode": "Auto"}, {"rdma": "auto"}),
+        ({"mode": "TCP"}, {"rdma": "off"}),
+        (
+            {"mode": "RDMA", "resourceName": "rdma/x", "deviceName": "mlx5_1", "gidIndex": 0},
+            {"rdma": "only", "rdma_devices": ["mlx5_1"], "rdma_gid_index": 0},
+        ),
+    ],
+)
+def test_the_slab_server_is_told_how_to_use_the_device(transport: dict[str, Any], told: dict[str, Any]) -> None:
+    slab = settings.cache_node_settings(cluster("cacheNodes.transport", transport))["slab"]
+    assert {name: value for name, value in slab.items() if "rdma" in name} == told
+    SlabSettings(node="n", **slab)
 
 
 def test_rdma_takes_a_device_and_locked_memory_and_nothing_else() -> None:
@@ -316,9 +334,6 @@ def test_what_this_release_cannot_do_is_said() -> None:
     striped = {"layout": "RAID0", "volumeSize": "10Gi"}
     is_built = importlib.util.find_spec("polarkv_dataplane.raid") is not None
     assert (shortcomings.of(cluster("cacheNodes.storage", striped)) == []) == is_built
-    speaks_rdma = importlib.util.find_spec("polarkv_client.transport.rdma") is not None
-    rdma = {"mode": "RDMA", "resourceName": "rdma/x"}
-    assert (shortcomings.of(cluster("cacheNodes.transport", rdma)) == []) == speaks_rdma
     assert shortcomings.of(cluster()) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from polarkv_operator.api.cache_nodes import Layout
+from polarkv_operator.api.cache_nodes import Layout, TransportMode, TransportSpec
 from polarkv_operator.api.cluster import PolarKVCluster
 from polarkv_operator.api.spec import MetadataStoreType
 from polarkv_operator.resources import names
@@ -28,6 +28,7 @@ ARRAY_MOUNT = f"{ARRAY_FOLDER}/data"
 
 # The rest is the file system's: inode tables and journal. A disk that fills up early evicts, it does not fail.
 USABLE_PERCENT = 94
+_RDMA = {TransportMode.AUTO: "auto", TransportMode.RDMA: "only", TransportMode.TCP: "off"}
 # Two connections of each cache node, up to eight of each client.
 _MANAGER_CONNECTIONS = 16_384
 
@@ -63,6 +64,16 @@ def manager_settings(cluster: PolarKVCluster) -> dict[str, Any]:
     return {"manager": settings}
 
 
+def _rdma(transport: TransportSpec) -> dict[str, Any]:
+    """How the slab server is to use the device; what is not asked for it chooses by itself."""
+    settings: dict[str, Any] = {"rdma": _RDMA[transport.mode]}
+    if transport.device_name is not None:
+        settings["rdma_devices"] = [transport.device_name]
+    if transport.gid_index is not None:
+        settings["rdma_gid_index"] = transport.gid_index
+    return settings
+
+
 def cache_node_settings(cluster: PolarKVCluster) -> dict[str, Any]:
     """What the servers of a cache node are told; their name and address come from the pod."""
     nodes = cluster.spec.cache_nodes
@@ -76,6 +87,7 @@ def cache_node_settings(cluster: PolarKVCluster) -> dict[str, Any]:
             "listen_port": names.SLAB_PORT,
             "unix_socket": f"{SOCKET_FOLDER}/slab.sock",
             "pool_path": MEMORY_FOLDER,
+            **_rdma(nodes.transport),
             "metrics_host": "0.0.0.0",
             "metrics_port": names.SLAB_METRICS_PORT,
         },

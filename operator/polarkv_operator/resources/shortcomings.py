@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polarkv_operator.api.cache_nodes import TransportMode
 from polarkv_operator.api.cluster import PolarKVCluster
 from polarkv_operator.resources import raid
 
@@ -28,14 +27,6 @@ _MISSING: tuple[tuple[Callable[[PolarKVCluster], bool], Shortcoming], ...] = (
             "RAID0 needs polarkv_dataplane.raid, which the images of this release do not have: the container "
             f"{raid.NAME!r} cannot start; use JBOD",
             blocks=True,
-        ),
-    ),
-    (
-        lambda cluster: cluster.spec.cache_nodes.transport.mode is TransportMode.RDMA,
-        Shortcoming(
-            "spec.cacheNodes.transport.mode",
-            "the servers of this release speak TCP only, whatever the mode: use Auto or TCP",
-            blocks=False,
         ),
     ),
 )
