@@ -11,16 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from polarkv_client.client import Operations
 from polarkv_client.connectors.settings import ConnectorConfig
 from polarkv_client.errors import ConfigurationError, GoldenMismatch, Unauthorized, VersionMismatch
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
-Self = TypeVar("Self")
-Answer = TypeVar("Answer")
+Method = TypeVar("Method", bound=Callable[..., Any])
 _ATTACH_MS = 2000
 _SAY_AGAIN_S = 60.0
 
@@ -70,20 +68,18 @@ class Complaints:
 complaints = Complaints()
 
 
-def harmless(
-    instead: Callable[[], Answer],
-) -> Callable[[Callable[Concatenate[Self, P], Answer]], Callable[Concatenate[Self, P], Answer]]:
+def harmless(instead: Callable[[], object]) -> Callable[[Method], Method]:
     """Decorate a method that an engine calls: should it raise, ``instead()`` is answered."""
 
-    def decorate(method: Callable[Concatenate[Self, P], Answer]) -> Callable[Concatenate[Self, P], Answer]:
-        def guarded(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
-                return method(self, *args, **kwargs)
+                return method(*args, **kwargs)
             except Exception as error:
                 complaints.note(method.__qualname__, error)
                 return instead()
 
-        functools.update_wrapper(guarded, method)
-        return guarded
+        return cast(Method, guarded)
 
     return decorate

@@ -1,0 +1,272 @@
+"""The scheduler's half of the vLLM connector: what is in the cache, what to load, what to store.
+
+It plans and never touches KV. What it stores is what the engine has said is computed: a chunk is stored in the step
+after the one that computed it, so that nothing that was computed from a failed load, or of rejected draft tokens, is
+ever stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from polarkv_client.client import Operations
+from polarkv_client.connectors.guard import complaints
+from polarkv_client.connectors.settings import ConnectorConfig
+from polarkv_client.connectors.vllm.lookups import FRESH_S, Lookup, Lookups
+from polarkv_client.connectors.vllm.plan import SCRATCH, Chains, RankIdentity, StepPlan, Transfer
+from polarkv_client.keys import KEY_BYTES
+from polarkv_client.states import Tier
+
+_WAIT_S = 0.002  # a step waits for lookups for so long, together: a near cache answers within it
+Extras = Callable[[Any, int], tuple[str, dict[int, bytes]]]
+Matched = tuple[int | None, bool]
+
+
+@dataclass
+class Tracked:
+    """One request, from its arrival to its end."""
+
+    request: Any
+    chains: Chains
+    lookup: Lookup | None = None
+    local_tokens: int = 0  # what the engine had itself when it was last told what can be loaded
+    planned_chunks: int = 0  # chunks that are stored, or have been given to the workers to store
+    holds: bool = False  # workers may be reading its blocks
+    loading: bool = False  # an asynchronous load is on its way
+    loaded: dict[int, int] = field(default_factory=dict)  # block to chunk, of the last load
+    loads: bool = True  # False after a failed load: it is computed, once and for all
+    tiers: list[Tier] = field(default_factory=list)
+
+
+class SchedulerSide:
+    """Answers vLLM's scheduler. All calls come from its one thread.
+
+    Args:
+        block_tokens: tokens in one of the engine's blocks; ``config.chunk_tokens`` is a multiple of it.
+        ranks: how many workers there are.
+        extras: of a request and a chunk's tokens, what beside the tokens decides the KV: the adapter's fingerprint, and
+            bytes by chunk.
+        note: counts something.
+    """
+
+    def __init__(
+        self, config: ConnectorConfig, operations: Operations, block_tokens: int, ranks: int, extras: Extras,
+        note: Callable[[str, float], None], clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._chunk_tokens = config.chunk_tokens
+        self._blocks_per_chunk = config.chunk_tokens // block_tokens
+        self._block_tokens = block_tokens
+        self._ranks = ranks
+        self._extras = extras
+        self._note = note
+        self._clock = clock
+        self._lookups = Lookups(operations, config.lookup_deadline_ms, note, clock)
+        self._identities: list[RankIdentity] = []
+        self._tracked: dict[str, Tracked] = {}
+        self._loads: list[Transfer] = []
+        self._stores: list[Transfer] = []
+        self._finished: set[str] = set()
+        self._wait_left_s = _WAIT_S
+
+    def identify(self, identities: Sequence[RankIdentity]) -> None:
+        """What the workers said of themselves. Without all of them nothing is loaded or stored."""
+        ordered = sorted(identities, key=lambda each: each.rank)
+        if [each.rank for each in ordered] == list(range(self._ranks)):
+            self._identities = ordered
+
+    def new_request(self, request: Any) -> None:
+        """A request has come: ask at once, so that the answer is there when it is its turn."""
+        tracked = self._track(request)
+        if tracked is not None and self._config.load != "off" and self._usable_chunks(request):
+            self._ask(tracked)
+
+    def matched(self, request: Any, computed_tokens: int) -> Matched:
+        """How many tokens beyond ``computed_tokens`` can be loaded, and whether that is done while others compute.
+
+        None: the answer is on its way, ask again. After the lookup's deadline it is a miss.
+        """
+        tracked = self._track(request)
+        usable = self._usable_chunks(request)
+        wanted = tracked is not None and tracked.loads and self._config.load != "off"
+        if tracked is None or not wanted or usable * self._chunk_tokens <= computed_tokens:
+            return 0, False
+        if getattr(request, "skip_reading_prefix_cache", False):
+            return 0, False
+        tiers = self._answer(tracked)
+        if tiers is None:
+            return None, False
+        chunks = min(len(tiers), usable)
+        tokens = chunks * self._chunk_tokens - computed_tokens
+        tracked.tiers = tiers
+        tracked.local_tokens = computed_tokens
+        tracked.planned_chunks = max(tracked.planned_chunks, len(tiers))
+        return (tokens, self._config.load == "async") if tokens > 0 else (0, False)
+
+    def allocated(self, request: Any, blocks: Sequence[int], tokens: int) -> None:
+        """Blocks were found for ``tokens`` that :meth:`matched` said can be loaded; 0: nothing is to be loaded."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or tokens <= 0:
+            return
+        tracked.lookup = None
+        per_chunk = self._blocks_per_chunk
+        first_block = tracked.local_tokens // self._block_tokens
+        end_block = first_block + tokens // self._block_tokens
+        first, end = first_block // per_chunk, -(-end_block // per_chunk)
+        places = range(first * per_chunk, end * per_chunk)
+        wanted = tuple(blocks[place] if first_block <= place < end_block else SCRATCH for place in places)
+        keys = tracked.chains.until(end, request.all_token_ids)
+        chunk_of = {block: place // per_chunk for place, block in zip(places, wanted, strict=True)}
+        tracked.loaded = {block: chunk for block, chunk in chunk_of.items() if block != SCRATCH}
+        tracked.loading = self._config.load == "async"
+        for tier, count in self.hit_tiers(request, tokens).items():
+            self._note(f"hit_tokens_{tier.name.lower()}", count)
+        # Last: what raised before is told to the workers as a load that failed, and a request must be told once.
+        self._loads.append(Transfer(request.request_id, _cut(keys, first, end), wanted))
+
+    def fail_load(self, request: Any, blocks: Sequence[int], tokens: int) -> None:
+        """The load of ``tokens`` could not be planned: the workers report it as failed, so that nobody waits for it."""
+        tracked = self._tracked.get(request.request_id)
+        first = tracked.local_tokens // self._block_tokens if tracked is not None else 0
+        lost = tuple(blocks[first : first + tokens // self._block_tokens])
+        if tracked is not None:
+            tracked.loaded = dict.fromkeys(lost, 0)
+            tracked.loading = self._config.load == "async"
+        self._loads.append(Transfer(request.request_id, (), lost))
+
+    def hit_tiers(self, request: Any, tokens: int) -> dict[Tier, int]:
+        """Of ``tokens`` that are loaded, how many lie where."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return {}
+        found = {Tier.MEMORY: 0, Tier.DISK: 0}
+        place = tracked.local_tokens
+        end = place + tokens
+        while place < end:
+            chunk = place // self._chunk_tokens
+            step = min((chunk + 1) * self._chunk_tokens, end) - place
+            found[tracked.tiers[chunk] if chunk < len(tracked.tiers) else Tier.MEMORY] += step
+            place += step
+        return {tier: count for tier, count in found.items() if count}
+
+    def plan(
+        self, scheduled: Sequence[str], preempted: Sequence[str], blocks_of: Callable[[str], Sequence[int]]
+    ) -> StepPlan:
+        """What the workers do in the step that was scheduled; ``blocks_of`` tells a request's blocks in order."""
+        for name in preempted:
+            if (tracked := self._tracked.get(name)) is not None:
+                # Workers end its stores before the blocks are used by others. What was stored is found by a lookup.
+                tracked.lookup = None
+                tracked.planned_chunks = 0
+                tracked.holds = False
+        if self._config.store and self._identities:
+            for name in scheduled:
+                if (tracked := self._tracked.get(name)) is not None:
+                    self._try_store(tracked, partial(blocks_of, name))
+        made = StepPlan(tuple(self._loads), tuple(self._stores), frozenset(preempted), frozenset(self._finished))
+        self._loads, self._stores, self._finished = [], [], set()
+        self._wait_left_s = _WAIT_S
+        return made
+
+    def arrived(self, received: set[str], invalid_blocks: set[int]) -> None:
+        """What the workers reported of a step: requests whose load has ended, and blocks that hold no KV."""
+        if invalid_blocks:
+            for each in self._tracked.values():
+                bad = [each.loaded[block] for block in invalid_blocks if block in each.loaded]
+                if bad:
+                    each.loads = False
+                    each.planned_chunks = min(each.planned_chunks, *bad)
+        for name in received:
+            if (tracked := self._tracked.get(name)) is not None:
+                tracked.loading = False
+
+    def finished(self, request: Any, blocks: Sequence[int]) -> bool:
+        """A request has ended. Returns whether its blocks must be held until the workers say that all is stored."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None or tracked.loading or not self._config.store or not self._identities:
+            # The engine holds the blocks of a load by itself; holding them twice would free them twice.
+            return False
+        self._try_store(tracked, lambda: blocks)
+        if tracked.holds:
+            self._finished.add(request.request_id)
+        return tracked.holds
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the workers have not been told all yet."""
+        return bool(self._stores or self._finished)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._lookups.close()
+
+    def _track(self, request: Any) -> Tracked | None:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None and self._identities:
+            lora_id, extras = self._extras(request, self._chunk_tokens)
+            namespaces = [replace(each.namespace, lora_id=lora_id) for each in self._identities]
+            tracked = self._tracked[request.request_id] = Tracked(request, Chains(namespaces, extras))
+        return tracked
+
+    def _usable_chunks(self, request: Any) -> int:
+        """A load inside the step must leave a token to be computed; one between steps need not."""
+        return int((request.num_tokens - (self._config.load != "async")) // self._chunk_tokens)
+
+    def _ask(self, tracked: Tracked) -> Lookup:
+        chunks = tracked.request.num_tokens // self._chunk_tokens
+        tracked.lookup = self._lookups.ask(tracked.chains.until(chunks, tracked.request.all_token_ids))
+        return tracked.lookup
+
+    def _answer(self, tracked: Tracked) -> list[Tier] | None:
+        now = self._clock()
+        lookup = tracked.lookup
+        if lookup is None or (lookup.done and now > max(lookup.asked_at + FRESH_S, lookup.ends_at)):
+            lookup = self._ask(tracked)
+        if not lookup.done and self._wait_left_s > 0 and lookup.future is not None:
+            began = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                lookup.future.exception(self._wait_left_s)
+            self._wait_left_s -= time.monotonic() - began
+        if lookup.done:
+            return lookup.tiers()
+        if now < lookup.ends_at:
+            return None
+        if not lookup.late:
+            lookup.late = True
+            self._note("lookups_late", 1)
+        return []
+
+    def _try_store(self, tracked: Tracked, blocks_of: Callable[[], Sequence[int]]) -> None:
+        """A defect here must neither keep a load from the workers nor let go of blocks that they read."""
+        try:
+            self._store(tracked, blocks_of)
+        except Exception as error:
+            complaints.note("planning a store", error)
+
+    def _store(self, tracked: Tracked, blocks_of: Callable[[], Sequence[int]]) -> None:
+        """Plan to store what has been computed and not been stored."""
+        request = tracked.request
+        if tracked.lookup is not None and tracked.lookup.done:  # the engine had all of it itself, and asked for nothing
+            tracked.planned_chunks = max(tracked.planned_chunks, len(tracked.lookup.tiers()))
+            tracked.lookup = None
+        computed = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
+        first, end = tracked.planned_chunks, computed // self._chunk_tokens
+        if end <= first:
+            return
+        per_chunk = self._blocks_per_chunk
+        blocks = tuple(blocks_of()[first * per_chunk : end * per_chunk])
+        if len(blocks) < (end - first) * per_chunk:
+            return
+        keys = tracked.chains.until(end, request.all_token_ids)
+        self._stores.append(Transfer(request.request_id, _cut(keys, first, end), blocks))
+        tracked.planned_chunks = end
+        tracked.holds = True
+
+
+def _cut(keys: Sequence[bytes], first: int, end: int) -> tuple[bytes, ...]:
+    return tuple(joined[first * KEY_BYTES : end * KEY_BYTES] for joined in keys)
