@@ -1,0 +1,135 @@
+"""Cache processes die during a stream of requests to a real vLLM: right tokens, no request waits, hits come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.engines.support.engine_process import EngineProcess
+from tests.engines.support.vllm_runs import CHUNK, engine, prompt, transfer
+from tests.local.support.world import World, running
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(240)
+STREAM = 50
+PROMPTS = [prompt(600, seed) for seed in range(20, 30)]
+LOADED = 600 // CHUNK * CHUNK
+TOKENS = 8
+# A request in such an engine takes so short that a machine's hiccup is as long: nothing below this is a delay.
+LEAST_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with running(2, "128MiB", "256MiB") as world:
+        yield world
+
+
+class Baseline:
+    """Without a cache: tokens by prompt, and the 99th percentile of fifty requests, which is the longest."""
+
+    def __init__(self, vllm: EngineProcess, models: Path) -> None:
+        vllm.call("open", **engine(models / "llama", enable_prefix_caching=False))
+        vllm.call("generate", prompts=[PROMPTS[0]], tokens=TOKENS)
+        answers = [vllm.call("generate", prompts=[one], tokens=TOKENS) for one in PROMPTS * (STREAM // len(PROMPTS))]
+        self.tokens = [answer["tokens"][0] for answer in answers[: len(PROMPTS)]]
+        self.p99_s = max(answer["seconds"] for answer in answers)
+
+
+@pytest.fixture(scope="module")
+def baseline(vllm: EngineProcess, models: Path) -> Baseline:
+    return Baseline(vllm, models)
+
+
+@pytest.fixture(scope="module")
+def cached(vllm: EngineProcess, models: Path, world: World, baseline: Baseline) -> EngineProcess:
+    """One engine for all tests here: it is never restarted."""
+    settings = transfer(world.cluster.connection, breaker_longest_ms=500, lookup_deadline_ms=200)
+    vllm.call("open", **engine(models / "llama", kv_transfer_config=settings))
+    return vllm
+
+
+def kill(world: World, *names: str) -> None:
+    for name in names:
+        world.kill(name)
+
+
+def hang(world: World, stack: ExitStack, *names: str) -> None:
+    for name in names:
+        stack.enter_context(world.stopped(name))
+
+
+FAULTS: dict[str, Callable[[World, ExitStack], None]] = {
+    "manager killed": lambda world, _: kill(world, "manager"),
+    "cache node killed": lambda world, _: kill(world, "slab-0", "disk-0"),
+    "everything killed": lambda world, _: kill(world, "manager", "slab-0", "disk-0", "slab-1", "disk-1"),
+    "manager hangs": lambda world, stack: hang(world, stack, "manager"),
+    "everything hangs": lambda world, stack: hang(world, stack, "manager", "slab-0", "disk-0", "slab-1", "disk-1"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_stream_of_requests(fault: str, cached: EngineProcess, world: World, baseline: Baseline) -> None:
+    world.ready()
+    hits_again(cached, baseline)
+    seconds = []
+    with ExitStack() as stack:
+        for number in range(STREAM):
+            cached.call("reset")
+            timer = threading.Timer(0.02, FAULTS[fault], (world, stack)) if number == 10 else None
+            if timer:
+                timer.start()  # while the request runs
+            answer = cached.call("generate", prompts=[PROMPTS[number % len(PROMPTS)]], tokens=TOKENS)
+            if timer:
+                timer.join()
+            assert answer["ended"] == ["length"]
+            assert answer["tokens"][0] == baseline.tokens[number % len(PROMPTS)]
+            seconds.append(answer["seconds"])
+    p99_s = max(seconds)
+    print(f"{fault}: p99 {p99_s:.3f} s, without a cache {baseline.p99_s:.3f} s")
+    assert p99_s <= max(2 * baseline.p99_s, LEAST_S), seconds
+    world.ready()
+    hits_again(cached, baseline)
+
+
+def hits_again(cached: EngineProcess, baseline: Baseline) -> None:
+    """Wait until every prompt is loaded, by the engine that was there before."""
+
+    def whole() -> bool:
+        cached.call("reset")
+        answers = [cached.call("generate", prompts=[one], tokens=TOKENS) for one in PROMPTS]
+        assert [answer["tokens"][0] for answer in answers] == baseline.tokens
+        return all(answer["cached"] == [LOADED] for answer in answers)
+
+    wait_until(whole, "hits to come back", 60)
+
+
+def test_an_answer_after_the_deadline_is_a_miss(cached: EngineProcess, baseline: Baseline, world: World) -> None:
+    world.ready()
+    hits_again(cached, baseline)
+    cached.call("reset")
+    with world.stopped("manager"):
+        answer = cached.call("generate", prompts=[PROMPTS[0]], tokens=TOKENS)
+    assert answer["tokens"][0] == baseline.tokens[0]
+    assert answer["cached"] == [0]
+    hits_again(cached, baseline)
+
+
+def test_nobody_is_there_when_the_engine_starts(
+    vllm: EngineProcess, models: Path, world: World, baseline: Baseline, cached: EngineProcess
+) -> None:
+    """Last: it replaces the engine. The manager hangs while the engine is made, and serves afterwards."""
+    world.ready()
+    with world.stopped("manager"):
+        vllm.call(
+            "open", **engine(models / "llama", kv_transfer_config=transfer(world.cluster.connection, deadline_ms=300))
+        )
+        answer = vllm.call("generate", prompts=[PROMPTS[0]], tokens=TOKENS)
+        assert answer["tokens"][0] == baseline.tokens[0]
+        assert answer["cached"] == [0]
+    world.ready()
+    hits_again(vllm, baseline)

@@ -1,0 +1,121 @@
+"""vLLM's OpenAI server, told of the cache as an injected pod is: a new process answers sooner, with the same text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polarkv_client.config import load_config
+from polarkv_operator.resources.engine_arguments import Engine, arguments
+from tests.engines.support.environments import Environment
+from tests.engines.support.vllm_runs import ROOT
+from tests.local.support.world import World, running
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+START_S = 150.0
+PROMPT = " ".join(f"w{(7 * place * place + 3 * place) % 4000}" for place in range(3000))
+WARM_UP = " ".join(f"w{place}" for place in range(40))
+CHUNK = 256
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with running(1, "512MiB", "512MiB") as world:
+        yield world
+
+
+@contextlib.contextmanager
+def server(environment: Environment, model: Path, world: World, log: Path) -> Iterator[str]:
+    """A server in a process of its own; where it listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    known = load_config(world.cluster.connection)
+    variables = environment.variables(
+        ROOT, POLARKV_ENDPOINT=known.endpoint, POLARKV_TOKEN=known.token.get_secret_value(),
+        VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="0-1",
+    )  # fmt: skip
+    command = [
+        str(environment.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port),
+        "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "4096",
+        "--block-size", "128", "--served-model-name", "m", *arguments(Engine.VLLM, CHUNK),
+    ]  # fmt: skip
+    with log.open("wb") as output:
+        started = subprocess.Popen(command, env=variables, stdout=output, stderr=output, start_new_session=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+
+        def serves() -> bool:
+            assert started.poll() is None, log.read_text(errors="replace")[-6000:]
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{url}/health", timeout=5).is_success
+            return False
+
+        wait_until(serves, "the server", START_S, 0.2)
+        ask(url, WARM_UP)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait(30)
+
+
+def ask(url: str, prompt: str) -> tuple[float, str]:
+    """Seconds to the first token, and the text."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": True, "ignore_eos": True}
+    began, first, text = time.monotonic(), 0.0, ""
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                first = first or time.monotonic() - began
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+    assert text
+    return first, text
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Sums by name and what tells them apart."""
+    found: dict[str, float] = {}
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        if line.startswith("vllm:"):
+            name, _, value = line.rpartition(" ")
+            found[name] = float(value)
+    return found
+
+
+def of(found: dict[str, float], name: str, *labels: str) -> float:
+    return sum(value for key, value in found.items() if key.startswith(name) and all(label in key for label in labels))
+
+
+def test_a_new_server_answers_sooner_with_the_same_text(
+    engine_environment: Callable[[str], Environment], models: Path, world: World, tmp_path: Path
+) -> None:
+    environment, model = engine_environment("vllm"), models / "llama-100m"
+    with server(environment, model, world, tmp_path / "cold.log") as url:
+        cold_s, text = ask(url, PROMPT)
+        wait_until(lambda: of(metrics(url), "vllm:polarkv_store_chunks_total", "stored") >= 3000 // CHUNK, "the stores")
+    with server(environment, model, world, tmp_path / "warm.log") as url:
+        warm_s, again = ask(url, PROMPT)
+        found: dict[str, Any] = metrics(url)
+    print(f"first token: cold {cold_s:.2f} s, with the cache {warm_s:.2f} s, {warm_s / cold_s:.3f} of it")
+    assert again == text
+    assert warm_s <= 0.15 * cold_s
+    loaded = 3000 // CHUNK * CHUNK
+    assert of(found, "vllm:external_prefix_cache_hits_total") == loaded
+    assert of(found, "vllm:prompt_tokens_by_source_total", "external_kv_transfer") == loaded
+    assert of(found, "vllm:polarkv_hit_tokens_total", 'tier="memory"') == loaded
+    assert of(found, "vllm:polarkv_load_chunks_total", 'outcome="memory"') == loaded // CHUNK
+    assert of(found, "vllm:polarkv_load_seconds_count") == 1
+    assert of(found, "vllm:polarkv_defects_total") == 0
