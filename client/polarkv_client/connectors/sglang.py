@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +27,7 @@ from sglang.srt.runtime_context import get_server_args
 from polarkv_client.buffers import Views, flatten
 from polarkv_client.client import Operations
 from polarkv_client.connectors.guard import attach, harmless
+from polarkv_client.connectors.hicache_metrics import Meter
 from polarkv_client.connectors.host_pages import HostPages
 from polarkv_client.connectors.identity import engine_namespace, fingerprint
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
@@ -43,7 +42,6 @@ _LAYOUTS = ("page_first", "page_first_direct", "layer_first", "page_head")
 _ENGINE_FIELDS = frozenset({"backend_name", "module_path", "class_name", "interface_v1", "allocator"})
 _KV_POOL = "kv"
 _SMALL_PAGE = 16
-_KEPT_MOVES = 4096
 _THERE = frozenset({Stored.STORED, Stored.EXISTS, Stored.IN_PROGRESS})
 
 
@@ -66,7 +64,9 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
         self._config = load_connector_config(flags)
         self._operations = attach(self._config) if self._config is not None else None
         self._rank: _Rank | None = None  # without it nothing is stored or loaded
-        self._moves = _Moves(bool(storage_config.enable_storage_metrics))
+        self._meter = Meter(
+            bool(storage_config.enable_storage_metrics), storage_config.model_name or "", storage_config.tp_rank
+        )
         if self._config is None:
             log.warning("PolarKV is switched off (enabled is false): nothing is stored or loaded")
 
@@ -104,7 +104,12 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of ``keys``, from the first on, are there. Those on disk are on their way to memory afterwards."""
         rank = self._rank
-        return rank.match(rank.digests(keys)) if rank is not None else 0
+        if rank is None:
+            return 0
+        began = time.monotonic()
+        found = rank.match(rank.digests(keys))
+        self._meter.looked_up(time.monotonic() - began)
+        return found
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
@@ -157,7 +162,7 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
     @harmless(lambda: None)
     def get_stats(self) -> Any:
         """What was moved since the last call, for the engine's own metrics (``StorageMetrics``)."""
-        return self._stats.take()
+        return self._meter.take()
 
     @harmless(lambda: None)
     def close(self) -> None:
@@ -204,13 +209,13 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
     def _load(self, rank: _Rank, keys: list[str], views: list[Views]) -> list[bool]:
         began = time.monotonic()
         result = rank.load(keys, views)
-        self._moves.loaded(result.prefix_chunks, result.bytes_loaded, time.monotonic() - began)
+        self._meter.loaded(result, self.mem_pool_host.page_size, time.monotonic() - began)
         return [chunk.hit for chunk in result.chunks]
 
     def _store(self, rank: _Rank, keys: list[str], views: list[Views]) -> list[bool]:
         began = time.monotonic()
         result = rank.store(keys, views)
-        self._moves.stored(result.stored, result.bytes_stored, time.monotonic() - began)
+        self._meter.stored(result, time.monotonic() - began)
         return [chunk.outcome in _THERE for chunk in result.chunks]
 
 
@@ -259,46 +264,6 @@ class _Rank(NamedTuple):
     def store(self, keys: list[str], views: list[Views]) -> StoreResult:
         """Store pages that are not there yet."""
         return self.operations.store(self.digests(keys), views, self.operations.scope(self.config.store_deadline_ms))
-
-
-class _Moves:
-    """Loads and stores since the engine last asked. Safe for several threads."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
-        self._lock = threading.Lock()
-        self._loads: deque[tuple[int, float]] = deque(maxlen=_KEPT_MOVES)
-        self._stores: deque[tuple[int, float]] = deque(maxlen=_KEPT_MOVES)
-
-    def loaded(self, pages: int, size_bytes: int, seconds: float) -> None:
-        """Note a load."""
-        self._note(self._loads, pages, size_bytes, seconds)
-
-    def stored(self, pages: int, size_bytes: int, seconds: float) -> None:
-        """Note a store."""
-        self._note(self._stores, pages, size_bytes, seconds)
-
-    def take(self) -> Any:
-        """The engine's ``StorageMetrics``; None: it wants none. Bandwidths are in GB/s."""
-        if not self._wanted:
-            return None
-        from sglang.srt.observability.metrics_collector import StorageMetrics
-
-        metrics = StorageMetrics()
-        with self._lock:
-            for moves, pages, bandwidth in (
-                (self._loads, metrics.prefetch_pgs, metrics.prefetch_bandwidth),
-                (self._stores, metrics.backup_pgs, metrics.backup_bandwidth),
-            ):
-                pages += [count for count, _ in moves]
-                bandwidth += [rate for _, rate in moves]
-                moves.clear()
-        return metrics
-
-    def _note(self, moves: deque[tuple[int, float]], pages: int, size_bytes: int, seconds: float) -> None:
-        if self._wanted and pages:
-            with self._lock:
-                moves.append((pages, size_bytes / max(seconds, 1e-9) / 1e9))
 
 
 def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: bool) -> Namespace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,18 @@ def right(nursery: Nursery, models: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def start(nursery: Nursery, models: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """Return a function that starts an engine with the connector, as a context."""
+    """Return a function that starts an engine with the connector, as a context. It fails where one had a defect."""
 
+    @contextmanager
     def starting(
         layout: str = "page_first", variables: dict[str, str] | None = None, **more: Any
-    ) -> AbstractContextManager[EngineProcess]:
+    ) -> Iterator[EngineProcess]:
         arguments = sglang_runs.settings(models / "llama", sglang_runs.connection(world), layout, **more)
         log = tmp_path_factory.mktemp("sglang") / f"{layout}.log"
-        return nursery.engine(arguments, log, **(variables or {}))
+        with nursery.engine(arguments, log, **(variables or {})) as engine:
+            yield engine
+        defects = [line for line in log.read_text(errors="replace").splitlines() if "became misses" in line]
+        assert not defects, f"defects of the connector's own, which tokens do not show: {defects}; see {log}"
 
     return starting
 

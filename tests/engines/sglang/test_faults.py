@@ -30,6 +30,11 @@ def hits_again(engine: EngineProcess, number: int, tokens: list[int]) -> None:
     wait_until(hit, "hits", 60, 0.2)
 
 
+def numbers(metrics: str, name: str) -> list[float]:
+    """The values of a metric, one for each set of labels."""
+    return [float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(name)]
+
+
 def lives(world: World, name: str) -> bool:
     return name in world.cluster.pids()
 
@@ -37,13 +42,24 @@ def lives(world: World, name: str) -> bool:
 def test_another_process_loads_what_one_stored(
     start: Start, engine: EngineProcess, world: World, right: list[list[int]]
 ) -> None:
-    with start() as first:
+    with start(enable_metrics=True) as first:
         assert len(stored(first, world, 6)) == CACHED // PAGE_TOKENS
+        generate(first, 6)
+        shown = first.call("metrics")
 
     answer = generate(engine, 6)
 
     assert from_storage(answer) == CACHED
     assert answer["tokens"] == right[6]
+    pages = CACHED // PAGE_TOKENS
+    for name, value in (
+        ("polarkv_hit_tokens_total", CACHED),
+        ("polarkv_pages_total", pages),
+        ("backup_pgs_sum", pages),
+        ("prefetch_pgs_sum", pages),
+    ):
+        assert value in numbers(shown, f"sglang:{name}"), name
+    assert min(numbers(shown, "sglang:polarkv_load_seconds_sum")) > 0
 
 
 def test_servers_die_during_a_stream_of_requests(engine: EngineProcess, world: World, right: list[list[int]]) -> None:

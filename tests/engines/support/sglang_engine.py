@@ -10,6 +10,7 @@ import sglang
 import sglang.srt.entrypoints.engine
 import sglang.srt.managers.detokenizer_manager
 import sglang.srt.managers.scheduler
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
 from tests.engines.support.engine_process import serve_nursery
 from tests.support.waiting import wait_until
@@ -51,10 +52,11 @@ class Engine:
             if not answer.success:
                 raise RuntimeError(answer.message)
 
-    def server_info(self) -> dict[str, Any]:
-        """What the engine says of itself, as far as it is JSON."""
-        info = self._engine.get_server_info()
-        return {name: value for name, value in info.items() if isinstance(value, str | int | float | bool | None)}
+    def metrics(self) -> str:
+        """What the server's ``/metrics`` shows: the metrics of all of the engine's processes."""
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        return generate_latest(registry).decode()
 
     def close(self) -> None:
         """End the engine and its processes."""

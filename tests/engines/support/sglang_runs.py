@@ -53,7 +53,11 @@ def settings(model: Path, extra: dict[str, Any] | None, layout: str = "page_firs
 
 def nursery(environment: Environment, log: Path) -> Nursery:
     """What engines are started from."""
-    return Nursery(environment, _MODULE, log, [_CPU], SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="2")
+    # Said before prometheus_client is imported, or its metrics would be of one process alone.
+    shared = log.with_name("metrics")
+    shared.mkdir()
+    variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "PROMETHEUS_MULTIPROC_DIR": str(shared)}
+    return Nursery(environment, _MODULE, log, [_CPU], **variables)
 
 
 def prompt(tokens: int, seed: int = 0) -> list[int]:
