@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.engines.support.environments import Environment
+from tests.engines.support.interfaces import differences_in
 from tests.local.support.world import World, running
 
 pytestmark = pytest.mark.timeout(180)
+MODULE = "tests.engines.support.lmcache_interface"
 CONFIGURATION = """
 chunk_size: 256
 local_cpu: false
@@ -41,7 +43,7 @@ def check(engine_environment: Callable[[str], Environment], tmp_path: Path) -> C
     def run(setting: str) -> str:
         path = tmp_path / "lmcache.yaml"
         path.write_text(CONFIGURATION.format(setting=setting))
-        command = [environment.python, "-m", "lmcache.v1.basic_check", "--mode", "test_remote", "--model", "model"]
+        command = [str(environment.python), "-m", "lmcache.v1.basic_check", "--mode", "test_remote", "--model", "model"]
         variables = environment.variables(LMCACHE_CONFIG_FILE=str(path), PYTHONHASHSEED="0")
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=150, check=False)
         return done.stdout + done.stderr
@@ -61,3 +63,13 @@ def test_its_own_check_passes(check: Callable[[str], str], world: World) -> None
 def test_a_wrong_setting_is_named_in_the_log(check: Callable[[str], str]) -> None:
     printed = check("load_deadline: 3")
     assert "load_deadline='…': there is no such setting; did you mean load_deadline_ms?" in printed
+
+
+def test_the_plugin_fits_the_installed_interface(engine_environment: Callable[[str], Environment]) -> None:
+    assert differences_in(engine_environment("lmcache"), MODULE) == []
+
+
+def test_a_change_of_lmcache_is_said_in_words(engine_environment: Callable[[str], Environment]) -> None:
+    assert differences_in(engine_environment("lmcache"), MODULE, "change it") == [
+        "get: the engine has (self, key, location), the connector (self, key)"
+    ]

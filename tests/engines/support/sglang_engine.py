@@ -55,7 +55,7 @@ class Engine:
     def metrics(self) -> str:
         """What the server's ``/metrics`` shows: the metrics of all of the engine's processes."""
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry).decode()
 
     def close(self) -> None:

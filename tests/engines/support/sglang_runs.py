@@ -19,7 +19,7 @@ PROMPTS = 16  # as many have known answers
 TOKENS = 12  # of an answer
 Start = Callable[..., AbstractContextManager[EngineProcess]]
 _MODULE = "tests.engines.support.sglang_engine"
-_CPU = Path(__file__).parent / "sglang_cpu"
+CPU = Path(__file__).parent / "sglang_cpu"
 # By layout of the host pool: the way of copying that SGLang has for it.
 IO_BACKENDS = {"page_first": "kernel", "page_first_direct": "direct", "layer_first": "direct"}
 EXTRA = {
@@ -57,7 +57,7 @@ def nursery(environment: Environment, log: Path) -> Nursery:
     shared = log.with_name("metrics")
     shared.mkdir()
     variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "PROMETHEUS_MULTIPROC_DIR": str(shared)}
-    return Nursery(environment, _MODULE, log, [_CPU], **variables)
+    return Nursery(environment, _MODULE, log, [CPU], **variables)
 
 
 def prompt(tokens: int, seed: int = 0) -> list[int]:
