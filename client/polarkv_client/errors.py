@@ -33,6 +33,10 @@ class ConfigurationError(PolarKVError):
         self.value = value
         self.fix = fix
 
+    def __reduce__(self) -> tuple[type[ConfigurationError], tuple[str, object, str]]:
+        """For the way back from a worker process: an exception is otherwise made anew from its text alone."""
+        return type(self), (self.field, self.value, self.fix)
+
 
 class ProtocolError(PolarKVError):
     """The peer sent something that cannot be understood; the connection is useless from here on."""

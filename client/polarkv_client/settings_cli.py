@@ -31,7 +31,9 @@ SECTIONS = ("client", "manager", "slab", "disk", "up", "operator", "webhook")
 Command = TypeVar("Command", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)
 _size = TypeAdapter(ByteSize)
+_SIZE = re.compile(r"\s*(\d+|\d*\.\d+)\s*([A-Za-z]*)\s*", re.ASCII)  # ByteSize reads a beginning and ignores the rest
 _SIZE_FIX = "write a size such as 512MiB, 4GiB or a number of bytes"
+_MOST_BYTES = 1 << 63
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -41,12 +43,15 @@ def parse_size(text: str | float, field: str = "size") -> int:
     Raises:
         ConfigurationError: it is no size.
     """
-    if isinstance(text, str) and (not text.strip() or text.strip()[0] not in "0123456789."):
+    if isinstance(text, str) and not _SIZE.fullmatch(text):
         raise ConfigurationError(field, text, _SIZE_FIX)
     try:
-        return int(_size.validate_python(text))
-    except ValidationError:
+        size_bytes = int(_size.validate_python(text))
+    except (ValidationError, OverflowError):
         raise ConfigurationError(field, text, _SIZE_FIX) from None
+    if size_bytes > _MOST_BYTES:
+        raise ConfigurationError(field, text, f"write a size of at most {show_size(_MOST_BYTES)}")
+    return size_bytes
 
 
 def show_size(size_bytes: float) -> str:

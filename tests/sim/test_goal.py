@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from polarkv_client.cli.main import run
-from polarkv_dataplane.planner.goal import candidates
+from polarkv_dataplane.planner.goal import candidates, least_ttft_s
 from polarkv_dataplane.planner.prices import load_prices, offers
 from polarkv_dataplane.planner.search import Terms
+from polarkv_dataplane.planner.shapes import shape
+from polarkv_dataplane.planner.sim.scenario import Engines, Hardware, Organisation, Scenario
 from tests.support.traces import small_trace
 
 MODEL = ["--model", "qwen3-32b", "--market", "alibaba-cn", "--disk-path", "burst", "--engines", "3", "--jobs", "1"]
@@ -53,10 +55,39 @@ def test_the_first_that_is_good_enough_is_the_answer(trace: str, capsys: pytest.
 
 def test_a_goal_that_nothing_meets_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     limits = ["--budget", "20000", "--limit", "20"]
-    code, found = plan(capsys, "--trace", trace, "--ttft", "0.0001", *MODEL, *limits)
+    code, found = plan(capsys, "--trace", trace, "--ttft", "1000", *MODEL, *limits)
+    requests = list(small_trace(20))
+    engines = Engines.of(shape("qwen3-32b"), 3)
+    base = Scenario(Organisation.MEMORY, Hardware(1, 1 << 40, 0, 1e9, 0), engines, 512 * 262_144)
+    least_s = least_ttft_s(requests, base, None)
+    assert least_s < found["tried"][0]["ttft_s"]
+    goal = str((3 * least_s + found["tried"][0]["ttft_s"]) / 4)  # no cluster of so little money comes near
+    code, found = plan(capsys, "--trace", trace, "--ttft", goal, *MODEL, *limits)
     assert (code, found["met"], len(found["tried"])) == (1, False, found["candidates"])
-    assert run(["plan", "--trace", trace, "--ttft", "0.0001", *MODEL, *limits]) == 1
+    assert run(["plan", "--trace", trace, "--ttft", goal, *MODEL, *limits]) == 1
     assert "none meets the goal" in capsys.readouterr().out
+
+
+def test_a_goal_that_engines_alone_miss_is_not_looked_for(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = plan(capsys, "--trace", trace, "--ttft", "0.0001", *MODEL)
+    assert (code, found["error"]["kind"]) == (1, "ClickException")
+    assert "--ttft=0.0001: with everything in memory and endless bandwidth 3 engines need" in found["error"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--bandwidth", "1GB/s"], "--bandwidth='1GB/s': with --trace"),
+        (["--maximize", "memory", "--budget", "9"], "--maximize"),
+        (["--pool", "memory"], "--pool"),
+    ],
+)
+def test_demands_beside_a_trace_are_refused(
+    trace: str, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    code, found = plan(capsys, "--trace", trace, "--ttft", "1", *MODEL, *arguments)
+    assert code == 2
+    assert text in found["error"]["text"]
 
 
 def test_the_answer_can_be_a_custom_resource(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_the_gate_and_a_calibration(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_clusters_of_one_budget_and_every_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    options = ["--budget", "9000,18414", "--bandwidth", "4GB/s", "--nominal", "--working-sets", "0.1,0.3"]
+    options = ["--budget", "9000,18414", "--bandwidth", "4GB/s", "--nominal", "--working-sets", "0.05,0.1"]
     model = ["--model", "qwen3-235b-a22b", "--tensor-parallel", "4"]
     limits = ["--limit", "70", "--speeds", "1,2", "--organisation", "paired", "--organisation", "memory"]
     extra = ["--organisation", "global", "--market", "alibaba-cn", "--output", str(tmp_path / "out")]

@@ -63,7 +63,7 @@ def test_the_articles_cluster_with_nominal_memory() -> None:
 
 def test_the_memory_pool_of_the_same_money() -> None:
     terms = replace(NOMINAL, disks=False)
-    found = largest(market(), Demand(bandwidth=12 * GB), terms, "memory_mib", GIB, 18_414 * 10**6)
+    found = largest(market(), Demand(bandwidth=12 * GB), terms, ["memory_mib"], GIB, 18_414 * 10**6)
     fleet = found[0]
     assert (fleet.nodes, fleet.machine.instance.name, fleet.memory_mib) == (29, "ecs.r9i.xlarge", 928 * GIB)
     assert fleet.cost == pytest.approx(18_414, rel=0.01)

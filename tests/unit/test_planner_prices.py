@@ -123,6 +123,23 @@ def test_derived_prices_follow_their_rules() -> None:
     assert compared >= 25
 
 
+@pytest.mark.parametrize(("per_gib", "most"), [(1e-320, 65536), (1e-300, 1 << 30), (1e-12, 1 << 30), (1e9, 1 << 30)])
+def test_no_slope_makes_the_smallest_disk_hard_to_find(per_gib: float, most: int) -> None:
+    ramp = Ramp.model_construct(base=100.0, per_gib=per_gib, max=180.0)
+    for wanted in (100 * 10**6 + 1, 140 * 10**6, 180 * 10**6):
+        found = ramp.least_gib(wanted, 10**6, most)
+        assert (found is None) == (ramp.at(most, 10**6) < wanted)
+        assert found is None or ramp.at(found, 10**6) >= wanted > ramp.at(found - 1, 10**6)
+
+
+def test_a_name_that_is_there_twice_is_no_choice(tmp_path: Path) -> None:
+    """YAML would keep the last one: a price that somebody corrected above it would not count."""
+    text = yaml.safe_dump(small_file(), sort_keys=False)
+    (tmp_path / "p.yaml").write_text(text.replace("per_gib_month:", "per_gib_month: 9\n  per_gib_month:", 1))
+    with pytest.raises(ConfigurationError, match=r"prices, line \d+='per_gib_month': is there twice"):
+        load_prices(tmp_path / "p.yaml")
+
+
 def test_prices_with_six_decimals_stay_exact() -> None:
     assert micro(0.1) + micro(0.2) == micro(0.3)
     assert micro(0.045625) == 45_625
@@ -132,4 +149,4 @@ def test_prices_with_six_decimals_stay_exact() -> None:
     ("wanted_mb", "gib"), [(0, 0), (100, 0), (101, 4), (140, 160), (180, 320), (180.000001, None), (181, None)]
 )
 def test_the_smallest_disk_for_a_throughput(wanted_mb: float, gib: int | None) -> None:
-    assert Ramp(base=100, per_gib=0.25, max=180).least_gib(round(wanted_mb * 10**6), 10**6) == gib
+    assert Ramp(base=100, per_gib=0.25, max=180).least_gib(round(wanted_mb * 10**6), 10**6, 65536) == gib

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import date
 from itertools import product
+from math import ceil
 
 import pytest
 
@@ -46,7 +47,7 @@ def small_disk(dice: random.Random, name: str) -> Disk:
     return Disk(
         name=name, market="m", capacity_gib=(least, MOST_GIB),
         throughput_mb_per_s=Ramp(base=base, per_gib=dice.choice([0, 2.5, 7]), max=base + dice.choice([0, 30, 90])),
-        iops=dice.choice([None, Ramp(base=30, per_gib=12, max=200)]), extra=extra,
+        iops=dice.choice([None, Ramp(base=30, per_gib=12, max=200), Ramp(base=0, per_gib=0.4, max=200)]), extra=extra,
         per_gib_month=dice.choice([0.05, 0.5, 1.1]), status="assumed", source=(),
     )  # fmt: skip
 
@@ -64,32 +65,37 @@ def some_terms(dice: random.Random) -> Terms:
     return Terms(
         disks=dice.random() < 0.8, network_burst=dice.random() < 0.3, disk_burst=dice.random() < 0.3,
         reserve_mib=dice.choice([0, 512, 1536]), system_disk=dice.random() < 0.5, full_throughput=dice.random() < 0.25,
-        least_nodes=dice.choice([1, 2]), most_nodes=MOST_NODES,
+        least_nodes=dice.choice([1, 2]), most_nodes=MOST_NODES, io_bytes=dice.choice([1 << 20, 1 << 20, 128 << 10]),
     )  # fmt: skip
 
 
-def disk_rate(disk: Disk, gib: int) -> int:
+def disk_rate(disk: Disk, gib: int, io_bytes: int) -> int:
     ramp = disk.throughput_mb_per_s
     assert ramp is not None
     rate = round(min(ramp.base + ramp.per_gib * gib, ramp.max) * MB)
     if disk.iops is not None:
-        rate = min(rate, round(min(disk.iops.base + disk.iops.per_gib * gib, disk.iops.max)) << 20)
+        rate = min(rate, round(min(disk.iops.base + disk.iops.per_gib * gib, disk.iops.max)) * io_bytes)
     return rate
 
 
-def disk_cost(disk: Disk, gib: int, missing: int) -> int | None:
-    """What a disk with ``missing`` bytes/s bought beside its own costs, by the schema's words."""
+def disk_cost(disk: Disk, gib: int, wanted: int, io_bytes: int) -> int | None:
+    """What a disk with ``wanted`` bytes/s costs, some of them bought beside its own, by the schema's words."""
     cost = gib * micro(disk.per_gib_month or 0)
-    if missing <= 0:
+    if wanted <= disk_rate(disk, gib, io_bytes):
         return cost
-    extra = disk.extra
+    extra, ramp = disk.extra, disk.throughput_mb_per_s
+    assert ramp is not None
+    missing = max(0, wanted - round(min(ramp.base + ramp.per_gib * gib, ramp.max) * MB))
     if extra is None or missing > round(extra.max_mb_per_s * MB):
         return None
     iops = max(0.0, missing / MB * extra.iops_each - extra.iops_free)
-    included = round(min(disk.iops.base + disk.iops.per_gib * gib, disk.iops.max)) if disk.iops else 0
+    included = 0
+    if disk.iops is not None:
+        included = round(min(disk.iops.base + disk.iops.per_gib * gib, disk.iops.max))
+        iops = max(iops, wanted / io_bytes - included)
     if iops > extra.max_iops or iops > max(0.0, extra.iops_per_gib * gib - included):
         return None
-    return cost + round(missing * micro(extra.per_mb_per_s_month) / MB + iops * micro(extra.per_iops_month))
+    return cost + -(-missing * micro(extra.per_mb_per_s_month) // MB) + ceil(iops * micro(extra.per_iops_month))
 
 
 def by_trying_everything(offer: Offer, demand: Demand, terms: Terms) -> int | None:
@@ -99,7 +105,7 @@ def by_trying_everything(offer: Offer, demand: Demand, terms: Terms) -> int | No
         network = round(instance.network_gbit_per_s[terms.network_burst] * 125 * MB)
         path = round(instance.disk_gbit_per_s[terms.disk_burst] * 125 * MB)
         if instance.disk_iops is not None:
-            path = min(path, instance.disk_iops << 20)
+            path = min(path, instance.disk_iops * terms.io_bytes)
         memory = round(instance.memory_gib * 1024) - terms.reserve_mib
         if memory <= 0 or nodes * network < demand.bandwidth or nodes * memory < demand.memory_mib:
             continue
@@ -121,11 +127,12 @@ def by_trying_everything(offer: Offer, demand: Demand, terms: Terms) -> int | No
 
 def disks_of_a_node(disk: Disk, disks: int, demand: Demand, terms: Terms) -> int | None:
     wanted = -(-demand.disk_bandwidth // disks)
-    most = disk_rate(disk, disk.capacity_gib[1])
+    io_bytes = terms.io_bytes
+    most = disk_rate(disk, disk.capacity_gib[1], io_bytes)
     costs = [
-        disk_cost(disk, gib, wanted - disk_rate(disk, gib))
+        disk_cost(disk, gib, wanted, io_bytes)
         for gib in range(disk.capacity_gib[0], disk.capacity_gib[1] + 1)
-        if disks * gib >= demand.capacity_gib and (not terms.full_throughput or disk_rate(disk, gib) == most)
+        if disks * gib >= demand.capacity_gib and (not terms.full_throughput or disk_rate(disk, gib, io_bytes) == most)
     ]
     return min((cost for cost in costs if cost is not None), default=None)
 
@@ -168,7 +175,7 @@ def test_the_most_for_the_money_leaves_no_step_unbought(field: str, step: int) -
         offer = small_offer(dice)
         terms = Terms(reserve_mib=0, most_nodes=MOST_NODES)
         budget = round(dice.uniform(10, 60) * 10**6)
-        found = largest(offer, Demand(), terms, field, step, budget)
+        found = largest(offer, Demand(), terms, [field], step, budget)
         if not found:
             assert not any(fleet.cost_micro <= budget for fleet in cheapest(offer, Demand(), terms))
             continue
@@ -176,6 +183,38 @@ def test_the_most_for_the_money_leaves_no_step_unbought(field: str, step: int) -
         bought = amount(found[0], field) // step * step
         more = by_trying_everything(offer, Demand(**{field: bought + step}), terms)
         assert more is None or more > budget
+
+
+def test_rounded_operations_hide_no_larger_disk() -> None:
+    """With 0.4 operations a GiB a disk of 1 GiB has none, and one of 2 GiB one: bounds must not go by the smallest."""
+    market = Market(name="m", provider="p", region="r", currency="X", disk_slots=3, status="assumed", source=())
+    disk = Disk(
+        name="d", market="m", capacity_gib=(1, 20), throughput_mb_per_s=Ramp(base=500, per_gib=0, max=500),
+        iops=Ramp(base=0, per_gib=0.4, max=400), per_gib_month=1, status="assumed", source=(),
+    )  # fmt: skip
+    machines = tuple(
+        Instance(name=name, market="m", vcpu=1, memory_gib=4, network_gbit_per_s=(1, 1), disk_gbit_per_s=(1, 1),
+                 month=month, status="assumed", source=())
+        for name, month in (("a", 9), ("b", 9.1))
+    )  # fmt: skip
+    offer, terms = Offer(market, (disk,), machines), Terms(reserve_mib=0, system_disk=False, most_nodes=MOST_NODES)
+    for rate in range(1, 70):
+        demand = Demand(disk_bandwidth=rate * MB)
+        assert cheapest(offer, demand, terms, keep=1)[0].cost_micro == by_trying_everything(offer, demand, terms), rate
+
+
+def test_the_most_is_never_less_than_the_demand() -> None:
+    """A demand between two steps is not rounded down to the lower one."""
+    for seed in range(40):
+        dice = random.Random(seed)
+        offer = small_offer(dice)
+        terms = Terms(reserve_mib=0, most_nodes=MOST_NODES)
+        demand = Demand(memory_mib=dice.randint(1, 20_000))
+        least = by_trying_everything(offer, demand, terms)
+        for budget in () if least is None else (least - 1, least):
+            found = largest(offer, demand, terms, ["memory_mib"], 1024, budget)
+            assert bool(found) == (budget == least)
+            assert all(fleet.meets(demand) for fleet in found)
 
 
 def amount(fleet: Fleet, field: str) -> int:

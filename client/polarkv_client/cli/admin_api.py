@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -17,6 +18,7 @@ TIMEOUT_S = 35.0  # an eviction of everything takes up to 25
 CONNECT_TIMEOUT_S = 3.0
 PAGE = 1000
 KEYS_PER_CALL = 4096
+EVICT_POLL_S = 0.05
 
 
 class Done(NamedTuple):
@@ -76,6 +78,15 @@ class AdminClient:
     def evict(self, keys: Sequence[bytes] | None, *, purge: bool) -> Done:
         """Drop memory copies of keys (None: of all) that disk has too; with ``purge`` drop the entries."""
         return self._on_keys("/v1/evict", keys, {"purge": purge}, "evicted")
+
+    def evict_within(self, keys: Sequence[bytes], seconds: float, *, purge: bool) -> bool:
+        """As :meth:`evict`, again until it is done for all keys (leases and offloads end), or time is up."""
+        ends = time.monotonic() + seconds
+        while self.evict(keys, purge=purge).done < len(keys):
+            if time.monotonic() >= ends:
+                return False
+            time.sleep(EVICT_POLL_S)
+        return True
 
     def pin(self, keys: Sequence[bytes] | None, ttl_ms: int) -> Done:
         """Keep keys (None: all) cached for a while; 0 ends that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -134,6 +135,17 @@ def parse_chunk(text: str) -> int:
     if not 1 <= chunk_bytes <= MAX_PAYLOAD_BYTES:
         raise ConfigurationError("--chunk", text, f"use 1B to {show_size(MAX_PAYLOAD_BYTES)}")
     return chunk_bytes
+
+
+class Finite(click.FloatRange):
+    """A range of numbers, without NaN and infinity, which are within every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As click does."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from polarkv_client.cli.common import Session, console, session_options
+from polarkv_client.cli.common import Finite, Session, console, session_options
 from polarkv_client.cli.common import table as make_table
 from polarkv_client.cli.trace import CONVERSATION_REQUESTS, Request, generate_trace, read_trace
 from polarkv_client.errors import ConfigurationError
@@ -232,7 +232,7 @@ class Replay:
 @click.argument("trace", type=click.Path(path_type=Path), required=False)
 @click.option("--generate", "seed", type=int, metavar="SEED", help="Make a trace like the public one instead.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Replay the first N requests only.")
-@click.option("--duration", type=click.FloatRange(0), metavar="SECONDS", help="Start no request after that time.")
+@click.option("--duration", type=Finite(0), metavar="SECONDS", help="Start no request after that time.")
 @click.option("--block-bytes", default=DEFAULT_BLOCK_BYTES, show_default=True, help="Payload of a block.")
 @click.option("--concurrency", default=4, show_default=True, help="Requests at once.")
 @click.option("--namespace", default="", help="Name of the replay's key space, to go on with it; else a fresh one.")

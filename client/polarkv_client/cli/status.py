@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polarkv_client.cli.admin_api import AdminClient
-from polarkv_client.cli.common import Session, console, session_options, table
+from polarkv_client.cli.common import Finite, Session, console, session_options, table
 from polarkv_client.cli.main import ExitCode
 from polarkv_client.errors import PolarKVError
 from polarkv_client.settings_cli import show_size
@@ -155,7 +155,7 @@ def _render(out: Console, now: Sample) -> None:
 
 
 @click.command(short_help="The same, live.")
-@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.1, 60), metavar="SECONDS")
+@click.option("--interval", default=1.0, show_default=True, type=Finite(0.1, 60), metavar="SECONDS")
 @click.option("--count", default=0, type=click.IntRange(0), metavar="N", help="Stop after N samples. Default: never.")
 @session_options
 def top(session: Session, interval: float, count: int) -> None:

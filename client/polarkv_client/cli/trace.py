@@ -25,7 +25,7 @@ BLOCK_TOKENS = 512
 CONVERSATION_REQUESTS = 12_031
 DEFAULT_SEED = 2
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _HashId = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 
 

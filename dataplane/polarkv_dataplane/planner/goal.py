@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 from polarkv_client.cli.trace import Request
 from polarkv_client.layout import stride_bytes
 from polarkv_dataplane.planner.prices import Offer
 from polarkv_dataplane.planner.search import Demand, Fleet, Terms, cheapest
-from polarkv_dataplane.planner.sim.run import Result
+from polarkv_dataplane.planner.sim.run import Result, simulate
 from polarkv_dataplane.planner.sim.scenario import GIB, Hardware, Organisation, Scenario
 from polarkv_dataplane.planner.sim.sweep import Job, run_all
 from polarkv_dataplane.planner.sim.workload import distinct_blocks
@@ -52,6 +53,14 @@ def candidates(offer: Offer, trace: Sequence[Request], block_bytes: int, terms: 
     return sorted(found.values(), key=lambda fleet: fleet.key)
 
 
+def least_ttft_s(trace: Sequence[Request], base: Scenario, percent: float | None) -> float:
+    """The TTFT if everything stayed in memory and came at once: engines alone decide, so no cluster has a lower one."""
+    slot_bytes = stride_bytes(base.block_bytes)
+    hardware = Hardware(1, (2 * distinct_blocks(trace) + 1) * slot_bytes, 0, inf, 0)
+    ideal = base.with_organisation(Organisation.MEMORY, hardware)
+    return _ttft_s(simulate(trace, replace(ideal, engines=replace(base.engines, network_bytes_per_s=inf))), percent)
+
+
 def cheapest_that_meets(
     trace: Sequence[Request], fleets: Sequence[Fleet], base: Scenario, goal_s: float, percent: float | None,
     workers: int = 1, on_run: Callable[[int], None] = lambda _: None,
@@ -65,13 +74,17 @@ def cheapest_that_meets(
         part = fleets[start : start + workers]
         jobs = [Job(_scenario(fleet, base), 1.0, {}) for fleet in part]
         for fleet, result in zip(part, run_all(trace, jobs, workers), strict=True):
-            ttft = result.ttft_mean if percent is None else result.ttft_at(percent)
+            ttft = _ttft_s(result, percent)
             tried.append(Tried(fleet, result, ttft))
             if ttft <= goal_s:
                 on_run(len(tried))
                 return tried
         on_run(len(tried))
     return tried
+
+
+def _ttft_s(result: Result, percent: float | None) -> float:
+    return result.ttft_mean if percent is None else result.ttft_at(percent)
 
 
 def _scenario(fleet: Fleet, base: Scenario) -> Scenario:

@@ -13,11 +13,11 @@ import httpx
 from polarkv_client.cli.admin_api import AdminClient
 from polarkv_client.cli.bench import Bench, measure
 from polarkv_client.errors import ConfigurationError, PolarKVError, Unavailable
+from polarkv_client.states import Tier
 from polarkv_client.sync import SyncClient
 
 _VOCABULARY = range(1000, 20_000)  # token ids that every model of the table has, and that mean nothing special
 _TO_DISK_S = 30.0
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def measure_transfers(
         disk, why = _from_disk(client, admin, keys, chunk_bytes, batch)
     finally:
         if admin is not None:
-            admin.evict(keys, purge=True)
+            admin.evict_within(keys, _TO_DISK_S, purge=True)
     medians = found.medians()
     return Transfers(medians["store_gb_per_s"] * 1e9, medians["load_gb_per_s"] * 1e9, disk, why)
 
@@ -122,11 +122,8 @@ def _from_disk(
 ) -> tuple[float, str]:
     if admin is None:
         return 0.0, "no admin token: chunks cannot be sent to disk"
-    ends = time.monotonic() + _TO_DISK_S
-    while admin.evict(keys, purge=False).done < len(keys):
-        if time.monotonic() >= ends:
-            return 0.0, f"the chunks were not on disk after {_TO_DISK_S:.0f} s"
-        time.sleep(_POLL_S)
+    if not admin.evict_within(keys, _TO_DISK_S, purge=False):
+        return 0.0, f"the chunks were not on disk after {_TO_DISK_S:.0f} s"
     rates = []
     targets = [bytearray(chunk_bytes) for _ in range(batch)]
     for start in range(0, len(keys), batch):
@@ -134,7 +131,7 @@ def _from_disk(
         began = time.perf_counter()
         loaded = client.load(wanted, targets[: len(wanted)])
         took = time.perf_counter() - began
-        if loaded.complete:
+        if all(chunk.tier is Tier.DISK for chunk in loaded.chunks):
             rates.append(len(wanted) * chunk_bytes / took)
     if not rates:
         return 0.0, "no batch came from disk whole"

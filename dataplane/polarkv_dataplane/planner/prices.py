@@ -6,6 +6,7 @@ bytes/s (10^9 bytes/s = 1 GB/s), capacity and memory in GiB as vendors sell them
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from datetime import date
@@ -25,6 +26,8 @@ SHIPPED = "the shipped price file"
 
 Money = Annotated[float, Field(ge=0, le=1e9)]
 Rate = Annotated[float, Field(ge=0, le=1e7)]
+_Gib = Annotated[int, Field(ge=1, le=1 << 30)]
+_Slots = Annotated[int, Field(ge=0, le=1024)]
 Status = Literal["official", "measured", "derived", "third_party", "assumed", "unknown"]
 
 
@@ -57,16 +60,10 @@ class Ramp(Record):
         """The value for a disk of ``gib``, in units of which the file's is ``unit``."""
         return round(min(self.base + self.per_gib * gib, self.max) * unit)
 
-    def least_gib(self, wanted: int, unit: int) -> int | None:
-        """The smallest disk that has ``wanted``; None when no size has."""
-        if wanted <= round(min(self.base, self.max) * unit):
-            return 0
-        if wanted > round(self.max * unit) or not self.per_gib:
-            return None
-        gib = max(0, int((wanted / unit - self.base) / self.per_gib) - 1)
-        while self.at(gib, unit) < wanted:
-            gib += 1
-        return gib
+    def least_gib(self, wanted: int, unit: int, most: int) -> int | None:
+        """The smallest disk, of at most ``most`` GiB, that has ``wanted``; None when no size has."""
+        gib = bisect_left(range(most + 1), wanted, key=lambda size: self.at(size, unit))
+        return gib if gib <= most else None
 
 
 class Extra(Record):
@@ -93,7 +90,7 @@ class Disk(Record):
 
     name: str
     market: str
-    capacity_gib: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1, 65536)
+    capacity_gib: tuple[_Gib, _Gib] = (1, 65536)
     throughput_mb_per_s: Ramp | None = None
     iops: Ramp | None = None
     extra: Extra | None = None
@@ -124,11 +121,11 @@ class Instance(Record):
     name: str
     market: str
     vcpu: Annotated[int, Field(ge=1)]
-    memory_gib: Annotated[float, Field(gt=0)]
+    memory_gib: Annotated[float, Field(gt=0, le=1e6)]
     network_gbit_per_s: tuple[Rate, Rate]
     disk_gbit_per_s: tuple[Rate, Rate]
     disk_iops: Annotated[int, Field(ge=0)] | None = None
-    disk_slots: Annotated[int, Field(ge=0)] | None = None
+    disk_slots: _Slots | None = None
     arch: Literal["amd64", "arm64"] = "amd64"
     rdma: bool | None = None
     month: Money | None = None
@@ -169,7 +166,7 @@ class Market(Record):
     provider: str
     region: str
     currency: str
-    disk_slots: Annotated[int, Field(ge=0, le=1024)]
+    disk_slots: _Slots
     system_disk_gib: Annotated[int, Field(ge=0)] = 0
     system_disk_per_gib_month: Money = 0
     status: Status
@@ -212,7 +209,8 @@ class PriceFile(Record):
         if not isinstance(record, Market):
             if record.market not in self.by_market:
                 known = ", ".join(self.by_market)
-                raise ConfigurationError(f"{where}: market", record.market, f"use one of {known}, or add it")
+                fix = f"use one of {known}, or add it" if known else "add it to markets"
+                raise ConfigurationError(f"{where}: market", record.market, fix)
             for rule in record.rule.split(" + ") if record.rule else ():
                 if rule not in self.rules:
                     raise ConfigurationError(f"{where}: rule", rule, "add it to rules, so that readers know it")
@@ -230,6 +228,20 @@ class Offer:
     instances: tuple[Instance, ...]
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # C's is ten times faster
+    """Of a name that is there twice YAML keeps the last one, without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As YAML's, without repeated names."""
+        seen: set[str] = set()
+        for name, _ in node.value:
+            if (text := str(name.value)) in seen:
+                raise ConfigurationError(f"prices, line {name.start_mark.line + 1}", text, "is there twice; keep one")
+            seen.add(text)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
+
+
 def load_prices(path: Path | None = None) -> PriceFile:
     """Read a price file (YAML, or JSON, which is YAML); without a path the shipped one.
 
@@ -242,7 +254,7 @@ def load_prices(path: Path | None = None) -> PriceFile:
     except OSError as error:
         raise ConfigurationError("prices", where, f"name a readable price file ({error.strerror})") from error
     try:
-        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the C one is ten times faster
+        content = yaml.load(text, _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         first = " ".join(str(error).split())
         raise ConfigurationError("prices", where, f"is no YAML: {first}") from error

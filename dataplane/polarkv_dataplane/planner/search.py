@@ -6,7 +6,7 @@ equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -174,17 +174,21 @@ def cheapest(offer: Offer, demand: Demand, terms: Terms, keep: int = 5) -> list[
     return best
 
 
-def largest(offer: Offer, demand: Demand, terms: Terms, field: str, step: int, budget_micro: int) -> list[Fleet]:
-    """The cheapest fleets with the most of ``demand``'s ``field`` that ``budget_micro`` buys, in whole ``step``s.
+def largest(
+    offer: Offer, demand: Demand, terms: Terms, fields: Sequence[str], step: int, budget_micro: int
+) -> list[Fleet]:
+    """The cheapest fleets with the most of ``demand``'s ``fields`` that ``budget_micro`` buys, in whole ``step``s.
 
-    The cheapest cost never falls when more is asked for, so halving finds it.
+    They are raised together; none gets less than the demand says. The cheapest cost never falls when more is asked
+    for, so halving finds it.
     """
 
     def at(steps: int) -> list[Fleet]:
-        found = cheapest(offer, replace(demand, **{field: steps * step}), terms)
+        raised = {field: max(steps * step, getattr(demand, field)) for field in fields}
+        found = cheapest(offer, replace(demand, **raised), terms)
         return [fleet for fleet in found if fleet.cost_micro <= budget_micro]
 
-    low = getattr(demand, field) // step
+    low = min(getattr(demand, field) for field in fields) // step
     best = at(low)
     if not best:
         return []
@@ -248,28 +252,27 @@ def _best_of(
         if not terms.disks:
             return Fleet(market, terms, machine, nodes, None, 0, Bought(0, 0, 0), machines_micro)
         for shelf in shelves:
-            for disks, bought in _disk_sets(shelf, nodes, machine, demand, limit):
-                cost = machines_micro + nodes * disks * bought.cost_micro
+            smallest_micro = shelf.smallest_gib * shelf.per_gib_micro
+            for disks in range(_fewest_disks(shelf, nodes, demand), machine.slots + 1):
+                if limit is not None and machines_micro + nodes * disks * smallest_micro > limit:
+                    break
+                total = nodes * disks
+                bought = shelf.buy(_ceil(demand.disk_bandwidth, total), _ceil(demand.capacity_gib, total))
+                if bought is None:
+                    continue
+                cost = machines_micro + total * bought.cost_micro
                 fleet = Fleet(market, terms, machine, nodes, shelf.disk, disks, bought, cost)
                 if (limit is None or cost <= limit) and (best is None or fleet.key < best.key):
                     best, limit = fleet, cost
+                if bought.cost_micro == smallest_micro:  # no disk is cheaper, so more of them are dearer
+                    break
     return best
 
 
-def _disk_sets(
-    shelf: Shelf, nodes: int, machine: Machine, demand: Demand, limit: int | None
-) -> Iterator[tuple[int, Bought]]:
-    """Numbers of disks a node, with the cheapest disk for each."""
-    fewest = max(
+def _fewest_disks(shelf: Shelf, nodes: int, demand: Demand) -> int:
+    """Disks a node without which none is fast or large enough."""
+    return max(
         1,
         _ceil(demand.disk_bandwidth, nodes * max(1, shelf.most_bytes_per_s)),
         _ceil(demand.capacity_gib, nodes * shelf.disk.capacity_gib[1]),
     )
-    smallest_micro = shelf.smallest_gib * shelf.per_gib_micro
-    for disks in range(fewest, machine.slots + 1):
-        if limit is not None and nodes * (machine.cost_micro + disks * smallest_micro) > limit:
-            return
-        total = nodes * disks
-        bought = shelf.buy(_ceil(demand.disk_bandwidth, total), _ceil(demand.capacity_gib, total))
-        if bought is not None:
-            yield disks, bought

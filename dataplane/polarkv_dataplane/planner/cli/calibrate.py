@@ -12,18 +12,20 @@ import httpx
 import msgspec
 
 from polarkv_client.calibration import Calibration
-from polarkv_client.cli.common import Session, parse_chunk, progress, session_options
+from polarkv_client.cli.common import Finite, Session, parse_chunk, progress, session_options
 from polarkv_client.errors import ConfigurationError
+from polarkv_dataplane.planner.cli.asking import check_folder, refuse
 from polarkv_dataplane.planner.measuring import Transfers, measure_prefill, measure_transfers
 
 _ENGINE_TIMEOUT_S = 600.0
+_MOST_DIGITS = 8
 
 
 @click.command(short_help="Measure store, load and prefill rates of this machine and cluster.")
 @click.option("--engine", "engine_url", metavar="URL", help="An engine with OpenAI's API, such as http://host:8000.")
 @click.option("--engine-model", default="", metavar="NAME", help="Its model. Default: the first that it lists.")
 @click.option("--prompt-tokens", default="1024,8192", show_default=True, metavar="N,N", help="Lengths of prompts.")
-@click.option("--prefill", type=click.FloatRange(0, min_open=True), metavar="TOKENS/S", help="Known; not measured.")
+@click.option("--prefill", type=Finite(0, 1e12, min_open=True), metavar="TOKENS/S", help="Known; not measured.")
 @click.option("--transfers/--no-transfers", default=True, show_default=True, help="Measure the running cluster.")
 @click.option("--chunk", default="1MiB", show_default=True, metavar="SIZE", help="Payload of one chunk.")
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1, 1024), help="Chunks in one call.")
@@ -38,6 +40,16 @@ def calibrate(session: Session, engine_url: str | None, output: Path | None, **a
     """
     if engine_url and asked["prefill"]:
         raise ConfigurationError("--prefill", asked["prefill"], "measure it with --engine or say it, not both")
+    if not engine_url:
+        refuse("--engine-model --prompt-tokens", "is of an engine: say --engine too")
+    if not asked["transfers"]:
+        refuse("--chunk --batch", "--no-transfers moves no chunks: leave one of them out")
+        if not engine_url and not asked["prefill"]:
+            raise ConfigurationError("--no-transfers", True, "nothing is left to measure: say --engine or --prefill")
+    if output is not None:
+        check_folder(output.absolute().parent)
+        if output.is_dir():
+            raise ConfigurationError("--output", str(output), "is a folder: name a file")
     prefill, said = asked["prefill"] or 0.0, ""
     if engine_url:
         with httpx.Client(timeout=_ENGINE_TIMEOUT_S) as http:
@@ -57,10 +69,10 @@ def calibrate(session: Session, engine_url: str | None, output: Path | None, **a
 
 
 def _lengths(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigurationError("--prompt-tokens", text, "use two numbers of tokens, such as 1024,8192") from None
+    lengths = [int(part) for part in text.split(",") if part.strip().isdecimal() and len(part) < _MOST_DIGITS]
+    if len(lengths) != 2 or len(set(lengths)) != 2 or not min(lengths):
+        raise ConfigurationError("--prompt-tokens", text, "use two different numbers of tokens, such as 1024,8192")
+    return lengths
 
 
 def _transfers(session: Session, asked: dict[str, Any]) -> Transfers:
@@ -79,7 +91,9 @@ def _transfers(session: Session, asked: dict[str, Any]) -> Transfers:
 
 def _text(found: Calibration, why: str, said: str, output: Path | None) -> str:
     def rate(bytes_per_s: float) -> str:
-        return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s else "not measured"
+        if not bytes_per_s:
+            return "not measured"
+        return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e6:.3g} MB/s"
 
     prefill = f"{found.prefill_tokens_per_s:,.0f} tokens/s{said}" if found.prefill_tokens_per_s else "not measured"
     lines = [
@@ -88,6 +102,11 @@ def _text(found: Calibration, why: str, said: str, output: Path | None) -> str:
         f"load from disk:    {rate(found.disk_bytes_per_s)}" + (f" ({why})" if why else ""),
         f"prefill:           {prefill}",
     ]
-    if output is not None:
+    if output is not None and not found.prefill_tokens_per_s:
+        lines.append(
+            f"written to {output}, without a prefill rate: clients skip no load by it; measure it with --engine, or "
+            "say --prefill"
+        )
+    elif output is not None:
         lines.append(f"written to {output}: set POLARKV_CALIBRATION={output.absolute()} where clients run")
     return "\n".join(lines)

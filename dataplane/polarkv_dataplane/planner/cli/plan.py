@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from polarkv_client.cli.common import console, json_option, table
+from polarkv_client.cli.common import Finite, console, json_option, table
 from polarkv_client.cli.trace import BLOCK_TOKENS, read_trace
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.settings_cli import parse_size
 from polarkv_dataplane.planner.cli.asking import (
     GIB,
     MIB,
+    given,
     kv_bytes,
     model_options,
     parse_rate,
     parse_tokens,
     prices_option,
+    progress_bar,
+    refuse,
     whole,
 )
 from polarkv_dataplane.planner.cli.engines import engine_options, engines_of
@@ -33,13 +36,21 @@ from polarkv_dataplane.planner.prices import Offer, PriceFile, load_prices, micr
 from polarkv_dataplane.planner.search import Demand, Fleet, Terms, cheapest, largest
 from polarkv_dataplane.planner.shapes import SHAPES
 from polarkv_dataplane.planner.sim.scenario import Hardware, Organisation, Scenario
+from polarkv_dataplane.planner.sim.workload import check_lengths
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from polarkv_dataplane.planner.goal import Tried
 
-_MOST = {"bandwidth": ("bandwidth", 1_000_000), "capacity": ("capacity_gib", 1), "memory": ("memory_mib", 1024)}
+# What is raised, in the demand's units, and by which step.
+_MOST = {
+    "bandwidth": (["bandwidth", "disk_bandwidth"], 1_000_000),
+    "capacity": (["capacity_gib"], 1),
+    "memory": (["memory_mib"], 1024),
+}
+_OF_A_TRACE = "--ttft-of --limit --jobs --engines --gpu --gpus --gpu-utilization --calibration"
+_DEMANDS = "--bandwidth --disk-bandwidth --capacity --memory --maximize --context --sessions --loads --load-seconds"
 
 
 @dataclass(frozen=True)
@@ -53,21 +64,22 @@ class Plan:
 
 
 def make_plan(
-    offer: Offer, prices: PriceFile, demand: Demand, terms: Terms, budget: float | None, maximize: str | None
-) -> Plan | None:
-    """Plan in one market; None when nothing there will do."""
+    offer: Offer, prices: PriceFile, demand: Demand, terms: Terms, budget: float | None,
+    maximize: tuple[Sequence[str], int] | None,
+) -> Plan | None:  # fmt: skip
+    """Plan in one market; None when nothing there will do. ``maximize``: fields of the demand, and by which step."""
     if budget is None:
         found = cheapest(offer, demand, terms)
     elif maximize is None:
-        found = [fleet for fleet in cheapest(offer, demand, terms) if fleet.cost <= budget]
+        found = [fleet for fleet in cheapest(offer, demand, terms) if fleet.cost_micro <= micro(budget)]
     else:
-        field, step = _MOST[maximize]
-        found = largest(offer, demand, terms, field, step, micro(budget))
+        fields, step = maximize
+        found = largest(offer, demand, terms, fields, step, micro(budget))
         if found:
-            most = {"bandwidth": found[0].network_bytes_per_s, "capacity_gib": found[0].capacity_gib}
-            demand = replace(demand, **{field: most.get(field, found[0].memory_mib) // step * step})
-            if field == "bandwidth" and demand.disk_bandwidth:
-                demand = replace(demand, bandwidth=min(demand.bandwidth, found[0].network_bytes_per_s))
+            best = found[0]
+            has = Demand(best.network_bytes_per_s, best.disk_bytes_per_s, best.capacity_gib, best.memory_mib)
+            reached = min(getattr(has, field) for field in fields) // step * step
+            demand = replace(demand, **{field: max(reached, getattr(demand, field)) for field in fields})
     return Plan(offer, demand, found, explain(offer, prices, demand, terms, found[0])) if found else None
 
 
@@ -76,15 +88,15 @@ def make_plan(
 @click.option("--disk-bandwidth", metavar="RATE", help="What must come from disks. Default: as --bandwidth.")
 @click.option("--capacity", metavar="SIZE", help="Disk capacity of all cache nodes together.")
 @click.option("--memory", metavar="SIZE", help="Memory for chunks of all cache nodes together.")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), help="Most a month, in the market's currency.")
+@click.option("--budget", type=Finite(0, 1e12, min_open=True), help="Most a month, in the market's currency.")
 @click.option("--maximize", type=click.Choice(list(_MOST)), help="With --budget: get as much of this as it buys.")
 @model_options
 @click.option("--context", metavar="TOKENS", help="Length of a context, with --model: 32768, 128k.")
-@click.option("--sessions", default=1, show_default=True, type=click.IntRange(1), help="Contexts to keep.")
-@click.option("--load-seconds", type=click.FloatRange(0, min_open=True), help="Time to load one context.")
-@click.option("--loads", default=1, show_default=True, type=click.IntRange(1), help="Contexts loaded at once.")
+@click.option("--sessions", default=1, show_default=True, type=click.IntRange(1, 10**9), help="Contexts to keep.")
+@click.option("--load-seconds", type=Finite(1e-6), help="Time to load one context.")
+@click.option("--loads", default=1, show_default=True, type=click.IntRange(1, 10**9), help="Contexts loaded at once.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Plan for this trace, with --ttft.")
-@click.option("--ttft", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="First token within that.")
+@click.option("--ttft", type=Finite(0, min_open=True), metavar="SECONDS", help="First token within that.")
 @click.option("--ttft-of", type=click.Choice(["mean", "p50", "p90", "p99"]), default="mean", show_default=True,
               help="Of the trace's requests.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="The first N requests of --trace only.")
@@ -123,20 +135,21 @@ def plan(as_json: bool, prices: Path | None, market: str | None, list_models: bo
     machine types, what each demand costs, what one more GB/s or TB would, and where the prices come from.
     """
     if list_models:
+        refuse(" ".join(given().keys() - {"--list-models", "--dtype", "--json"}), "does not go with --list-models")
         _show_models(as_json, asked["dtype"])
         return
+    _check_flags(asked)
     file = load_prices(prices)
     if asked["trace"] or asked["ttft"]:
         _plan_for_trace(file, market, as_json, asked)
         return
     demand, terms = _demand(asked), _terms(asked)
-    budget, maximize = asked["budget"], asked["maximize"]
-    if maximize and budget is None:
-        raise ConfigurationError("--maximize", maximize, "say --budget too: how much it may cost a month")
-    if not maximize and demand == Demand():
+    budget, maximize = asked["budget"], _maximize(asked)
+    if maximize is None and demand == Demand():
         raise ConfigurationError(
-            "polarkv plan", "", "say what is needed: --bandwidth, --capacity, --memory, --model with --context, …"
-        )
+            "--bandwidth", asked["bandwidth"],
+            "say what is needed: more than nothing of --bandwidth, --capacity, --memory, --model with --context, …"
+        )  # fmt: skip
     plans = []
     for offer in offers(file, market):
         made = make_plan(offer, file, demand, terms, budget, maximize)
@@ -153,8 +166,44 @@ def plan(as_json: bool, prices: Path | None, market: str | None, list_models: bo
             _show(console(), made)
 
 
+def _check_flags(asked: dict[str, Any]) -> None:
+    """Refuse flags that would be without effect beside others."""
+    if asked["nominal"]:
+        refuse("--reserve --system-disk", "--nominal counts whole machines, no system disks: leave one of them out")
+    if asked["pool"] == "memory":
+        of_disks = "--disk-path --full-throughput --io-size --disk --layout --capacity --disk-bandwidth"
+        refuse(of_disks, "--pool memory has no disks: leave one of them out")
+        if asked["maximize"] == "capacity":
+            raise ConfigurationError("--maximize", "capacity", "--pool memory has no disks: say memory or bandwidth")
+    if asked["output"] == "cr":
+        refuse("--json", "-o cr prints YAML: leave one of them out")
+    else:
+        refuse("--name --namespace --layout --rdma-resource", "is of a PolarKVCluster: say -o cr too")
+    if asked["trace"] or asked["ttft"]:
+        refuse(_DEMANDS + " --pool", "with --trace the demands are made from the trace: leave one of them out")
+        if asked["calibration"]:
+            refuse("--gpu --gpu-utilization", "--calibration says how fast an engine is: leave one of them out")
+    else:
+        refuse(_OF_A_TRACE, "says how a trace is simulated: say --trace and --ttft too")
+        if asked["model"]:
+            refuse("--kv-bytes-per-token", "--model says how much KV a token has: leave one of them out")
+        if asked["context"] is None:
+            refuse("--sessions --loads", "counts contexts: say --context too")
+
+
+def _maximize(asked: dict[str, Any]) -> tuple[Sequence[str], int] | None:
+    if asked["maximize"] is None:
+        return None
+    if asked["budget"] is None:
+        raise ConfigurationError("--maximize", asked["maximize"], "say --budget too: how much it may cost a month")
+    fields, step = _MOST[asked["maximize"]]
+    if asked["pool"] == "memory" or asked["disk_bandwidth"] is not None:
+        fields = [field for field in fields if field != "disk_bandwidth"]
+    return fields, step
+
+
 def _plan_for_trace(file: PriceFile, market: str | None, as_json: bool, asked: dict[str, Any]) -> None:
-    from polarkv_dataplane.planner.goal import candidates, cheapest_that_meets
+    from polarkv_dataplane.planner.goal import candidates, cheapest_that_meets, least_ttft_s
 
     if not asked["trace"] or not asked["ttft"]:
         raise ConfigurationError("--ttft", asked["ttft"], "say both --trace and --ttft: the load and the goal")
@@ -164,6 +213,7 @@ def _plan_for_trace(file: PriceFile, market: str | None, as_json: bool, asked: d
     requests = list(islice(read_trace(asked["trace"]), asked["limit"]))
     if not requests:
         raise ConfigurationError("--trace", str(asked["trace"]), "has no request in it")
+    check_lengths(requests)
     offer, terms, block_bytes = offers(file, market)[0], _terms(asked), token * BLOCK_TOKENS
     fleets = candidates(offer, requests, block_bytes, terms)
     if asked["budget"] is not None:
@@ -171,11 +221,20 @@ def _plan_for_trace(file: PriceFile, market: str | None, as_json: bool, asked: d
     if not fleets:
         raise click.ClickException("no fleet that this trace asks for can be bought: loosen the limits or the budget")
     base = Scenario(
-        Organisation.PAIRED, Hardware.of(fleets[0]), engines_of(requests, asked), block_bytes,
+        Organisation.MEMORY, Hardware.of(fleets[0]), engines_of(requests, asked), block_bytes,
         stripes=asked["tensor_parallel"],
     )  # fmt: skip
     percent = None if asked["ttft_of"] == "mean" else float(asked["ttft_of"].removeprefix("p"))
-    tried = cheapest_that_meets(requests, fleets, base, asked["ttft"], percent, asked["workers"] or os.cpu_count() or 1)
+    least_s = least_ttft_s(requests, base, percent)
+    if least_s > asked["ttft"]:
+        raise click.ClickException(
+            f"no cluster reaches --ttft={asked['ttft']:g}: with everything in memory and endless bandwidth "
+            f"{base.engines.count} engines need {least_s:.2f} s ({asked['ttft_of']}): ask for more time or --engines"
+        )
+    with progress_bar("candidates", len(fleets)) as on_run:
+        tried = cheapest_that_meets(
+            requests, fleets, base, asked["ttft"], percent, asked["workers"] or os.cpu_count() or 1, on_run
+        )
     met = tried[-1] if tried[-1].ttft_s <= asked["ttft"] else None
     if asked["output"] == "cr" and met is not None:
         _print_cr(met.fleet, asked)
@@ -204,18 +263,18 @@ def _show_tried(out: Console, tried: Sequence[Tried], met: bool, count: int, ask
     out.print(
         f"the last one meets the goal of {asked['ttft']:g} s"
         if met
-        else f"none meets the goal of {asked['ttft']:g} s; the best has {best.ttft_s:.2f} s: engines are the limit, or "
-        "the demands are larger than the grid"
+        else f"none meets the goal of {asked['ttft']:g} s; the best has {best.ttft_s:.2f} s: raise --budget or --ttft, "
+        "or plan for more than the grid's demands with --bandwidth and --memory"
     )
 
 
 def _demand(asked: dict[str, Any]) -> Demand:
-    bandwidth = parse_rate(asked["bandwidth"], "--bandwidth") if asked["bandwidth"] else 0
-    capacity_gib = whole(parse_size(asked["capacity"], "--capacity"), GIB) if asked["capacity"] else 0
-    memory_mib = whole(parse_size(asked["memory"], "--memory"), MIB) if asked["memory"] else 0
+    bandwidth = parse_rate(asked["bandwidth"], "--bandwidth") if asked["bandwidth"] is not None else 0
+    capacity_gib = whole(parse_size(asked["capacity"], "--capacity"), GIB) if asked["capacity"] is not None else 0
+    memory_mib = whole(parse_size(asked["memory"], "--memory"), MIB) if asked["memory"] is not None else 0
     token = kv_bytes(asked["model"], asked["dtype"], asked["tensor_parallel"], asked["kv_bytes_per_token"])
     paired = asked["pool"] == "paired"
-    if asked["context"]:
+    if asked["context"] is not None:
         if token is None:
             raise ConfigurationError("--context", asked["context"], "say --model (or --kv-bytes-per-token) too")
         context_bytes = parse_tokens(asked["context"], "--context") * token
@@ -228,10 +287,8 @@ def _demand(asked: dict[str, Any]) -> Demand:
     elif token is not None or asked["load_seconds"]:
         raise ConfigurationError("--context", None, "say how many tokens a context has, such as --context 32k")
     disk_bandwidth = bandwidth if paired else 0
-    if asked["disk_bandwidth"]:
+    if asked["disk_bandwidth"] is not None:
         disk_bandwidth = parse_rate(asked["disk_bandwidth"], "--disk-bandwidth")
-    if not paired and (disk_bandwidth or asked["capacity"]):
-        raise ConfigurationError("--pool", "memory", "has no disks: leave --capacity and --disk-bandwidth out")
     return Demand(bandwidth, disk_bandwidth, capacity_gib, memory_mib)
 
 
@@ -263,6 +320,8 @@ def _terms(asked: dict[str, Any]) -> Terms:
 def _why_none(file: PriceFile, market: str | None, demand: Demand, terms: Terms, budget: float | None) -> str:
     """Which single demand or limit stands in the way."""
     for offer in offers(file, market):
+        if terms.disks and not offer.disks:
+            return f"no disk of {offer.market.name} has a price: add some to a file of your own, or say --pool memory"
         if budget is not None and (found := cheapest(offer, demand, terms, keep=1)):
             return (
                 f"nothing fits in the budget: the cheapest in {offer.market.name} costs {found[0].cost:,.2f} "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,18 @@ from polarkv_client.cli.trace import (
 )
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.settings_cli import parse_size
-from polarkv_dataplane.planner.cli.asking import GIB, MIB, kv_bytes, model_options, parse_rate, prices_option, whole
+from polarkv_dataplane.planner.cli.asking import (
+    GIB,
+    MIB,
+    check_folder,
+    kv_bytes,
+    model_options,
+    parse_rate,
+    prices_option,
+    progress_bar,
+    refuse,
+    whole,
+)
 from polarkv_dataplane.planner.cli.engines import engine_options, engines_of
 from polarkv_dataplane.planner.prices import load_prices, offers
 from polarkv_dataplane.planner.report.tables import Row, less_percent, rows
@@ -31,8 +41,12 @@ from polarkv_dataplane.planner.search import Demand, Terms
 from polarkv_dataplane.planner.sim.comparison import Clusters, fleets, jobs
 from polarkv_dataplane.planner.sim.scenario import Hardware, Organisation, Scenario
 from polarkv_dataplane.planner.sim.sweep import Job, run_all
+from polarkv_dataplane.planner.sim.workload import check_lengths
 
 _LRU_POINTS = 12
+_LEAST, _MOST = 1e-3, 1e9
+_BUYING = "--budget --bandwidth --memory --capacity --nominal --disk-path --prices --market"
+_OWN = "--node-memory --node-disk --node-network --node-disk-bandwidth"
 
 
 def _numbers(text: str, field: str) -> list[float]:
@@ -45,8 +59,8 @@ def _numbers(text: str, field: str) -> list[float]:
         found = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         found = []
-    if not found or min(found) <= 0:
-        raise ConfigurationError(field, text, "use positive numbers, separated by commas")
+    if not found or not all(_LEAST <= number <= _MOST for number in found):
+        raise ConfigurationError(field, text, f"use positive numbers ({_LEAST:g} to {_MOST:g}), separated by commas")
     return found
 
 
@@ -77,7 +91,8 @@ def _numbers(text: str, field: str) -> list[float]:
 @click.option("--loads-first/--in-order", default=False, show_default=True, help="Disks do loads before offloads.")
 @click.option("--gate/--no-gate", default=False, show_default=True, help="Skip loads slower than computing.")
 @click.option("--passes", default=1, show_default=True, type=click.IntRange(1, 10), help="The last one is reported.")
-@click.option("--seed", default=0, show_default=True, help="Of which conversations are kept, and where blocks lie.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(-(1 << 63), (1 << 63) - 1),
+              help="Of which conversations are kept, and where blocks lie.")  # fmt: skip
 @click.option("--jobs", "workers", type=click.IntRange(1), help="Runs at once. Default: one a processor.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), metavar="DIR", help="Write tables, plots and a page.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar (default: on a terminal).")
@@ -91,6 +106,7 @@ def simulate(
     The same policies as the manager's, with virtual time: its own core runs, network and disks are queues. Reports what
     each finds in which tier, how long first tokens take, what crosses the network, and what it saves.
     """
+    _check_flags(asked)
     if (trace is None) == (seed_of_trace is None):
         raise click.UsageError("name a TRACE file, or pass --generate SEED for a made one (not both)")
     if trace is None:
@@ -100,9 +116,12 @@ def simulate(
         requests = list(islice(read_trace(trace), limit))
     if not requests:
         raise ConfigurationError("trace", str(trace), "has no request in it")
+    check_lengths(requests)
     planned = _jobs(requests, asked)
+    if output is not None:
+        check_folder(output)
     total = sum(round(len(requests) * job.share) * job.scenario.passes for job in planned)
-    with _bar(progress, total) as on_progress:
+    with progress_bar("requests", total, progress) as on_progress:
         results = run_all(requests, planned, workers or os.cpu_count() or 1, on_progress)
     found = rows(planned, results)
     assumptions = planned[0].scenario.assumptions()
@@ -127,7 +146,7 @@ def _jobs(requests: Sequence[Request], asked: dict[str, Any]) -> list[Job]:
         gate=asked["gate"], passes=asked["passes"], seed=asked["seed"],
     )  # fmt: skip
     speeds = _numbers(asked["speeds"], "--speeds")
-    working_sets = _numbers(asked["working_sets"], "--working-sets") if asked["working_sets"] else ()
+    working_sets = _numbers(asked["working_sets"], "--working-sets") if asked["working_sets"] is not None else ()
     return jobs(requests, bought, base, chosen, working_sets, speeds)
 
 
@@ -145,8 +164,8 @@ def _bought(asked: dict[str, Any]) -> list[Clusters]:
     bandwidth = parse_rate(asked["bandwidth"], "--bandwidth")
     demand = Demand(
         bandwidth, bandwidth,
-        whole(parse_size(asked["capacity"], "--capacity"), GIB) if asked["capacity"] else 0,
-        whole(parse_size(asked["memory"], "--memory"), MIB) if asked["memory"] else 0,
+        whole(parse_size(asked["capacity"], "--capacity"), GIB) if asked["capacity"] is not None else 0,
+        whole(parse_size(asked["memory"], "--memory"), MIB) if asked["memory"] is not None else 0,
     )  # fmt: skip
     # Bought for bursts, as the article counts; what is simulated is said by --disk-path.
     terms = Terms(disk_burst=True, reserve_mib=0, system_disk=False) if asked["nominal"] else Terms(disk_burst=True)
@@ -156,16 +175,16 @@ def _bought(asked: dict[str, Any]) -> list[Clusters]:
     return [fleets(offer, budget, demand, terms).clusters(disk_burst=burst) for budget in budgets]
 
 
-@contextmanager
-def _bar(shown: bool | None, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error; yields what is to be told how many requests have ended."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    out = console(stderr=True)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"), TimeElapsedColumn())
-    with Progress(*columns, console=out, disable=not (out.is_terminal if shown is None else shown)) as bar:
-        task = bar.add_task("simulate", total=total)
-        yield lambda done: bar.update(task, completed=done)
+def _check_flags(asked: dict[str, Any]) -> None:
+    """Refuse flags that would be without effect beside others."""
+    if asked["nodes"]:
+        refuse(_BUYING, "--nodes describes a cluster that is not bought: leave one of them out")
+    else:
+        refuse(_OWN, "describes a cluster that is not bought: say --nodes too")
+    if asked["concurrency"]:
+        refuse("--speeds", "--concurrency ignores time stamps: leave one of them out")
+    if asked["calibration"]:
+        refuse("--gpu --gpu-utilization", "--calibration says how fast an engine is: leave one of them out")
 
 
 def _write(folder: Path, requests: Sequence[Request], planned: Sequence[Job], found: list[Row], facts: Any) -> None:

@@ -16,6 +16,7 @@ from polarkv_dataplane.planner.sim.sweep import Job
 from polarkv_dataplane.planner.sim.workload import conversations, distinct_blocks, share_for
 
 BUSY_SHARE = 0.7
+MOST_ENGINES = 1024
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ def fleets(offer: Offer, budget: float, demand: Demand, terms: Terms) -> Fleets:
         ConfigurationError: the budget is too small for one of them.
     """
     alone = Demand(bandwidth=demand.bandwidth)
-    memory = largest(offer, alone, replace(terms, disks=False), "memory_mib", 1024, micro(budget))
+    memory = largest(offer, alone, replace(terms, disks=False), ["memory_mib"], 1024, micro(budget))
     if demand.capacity_gib:
         paired = [fleet for fleet in cheapest(offer, demand, terms) if fleet.cost <= budget]
     else:
-        paired = largest(offer, demand, terms, "capacity_gib", 1, micro(budget))
+        paired = largest(offer, demand, terms, ["capacity_gib"], 1, micro(budget))
     for kind, found in (("a memory pool", memory), ("a paired cluster", paired)):
         if not found:
             raise ConfigurationError("--budget", budget, f"does not buy {kind} that has what is asked for")
@@ -65,10 +66,20 @@ def fleets(offer: Offer, budget: float, demand: Demand, terms: Terms) -> Fleets:
 
 
 def engines_for(trace: Sequence[Request], engines: Engines) -> Engines:
-    """As many as are :data:`BUSY_SHARE` busy, or a little less, without a cache: a rule, so that nobody tunes it."""
+    """As many as are :data:`BUSY_SHARE` busy, or a little less, without a cache: a rule, so that nobody tunes it.
+
+    Raises:
+        ConfigurationError: that is more than can be simulated.
+    """
     span_s = max(1.0, (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1000) if trace else 1.0
-    work_s = sum(engines.prefill_s(request.input_length, 0) for request in trace)
-    return replace(engines, count=max(1, ceil(work_s / span_s / BUSY_SHARE)))
+    needed = sum(engines.prefill_s(request.input_length, 0) for request in trace) / span_s / BUSY_SHARE
+    if needed > MOST_ENGINES:
+        raise ConfigurationError(
+            "--engines", None,
+            f"{needed:,.0f} would be {BUSY_SHARE:.0%} busy, and {MOST_ENGINES} can be simulated: say how many there "
+            "are, or look whether the trace's lengths are tokens and its time stamps ms",
+        )  # fmt: skip
+    return replace(engines, count=max(1, ceil(needed)))
 
 
 def blocks_in_memory(hardware: Hardware, block_bytes: int) -> int:
@@ -87,14 +98,23 @@ def jobs(
     """Every budget × working set × speed × organisation.
 
     ``working_sets`` are multiples of what the memory pool of the budget holds; without any the whole trace is run.
+
+    Raises:
+        ConfigurationError: a working set is larger than the trace's, or so small that no conversation is left.
     """
     made = []
     whole = distinct_blocks(trace)
     for each in bought:
-        in_memory = blocks_in_memory(each.hardware(Organisation.MEMORY), base.block_bytes)
+        in_memory = max(1, blocks_in_memory(each.hardware(Organisation.MEMORY), base.block_bytes))
         for wanted in working_sets or (whole / in_memory,):
-            share = share_for(trace, round(wanted * in_memory), base.seed)
+            share = share_for(trace, round(min(wanted * in_memory, whole)), base.seed)
             blocks = distinct_blocks(conversations(trace, share, base.seed))
+            if not blocks or wanted * in_memory > 1.01 * whole:
+                raise ConfigurationError(
+                    "--working-sets", wanted,
+                    f"the whole trace is {whole / in_memory:.2f} times the memory of {in_memory:,} blocks: use less"
+                    if blocks else "no conversation is as small as that: use more",
+                )  # fmt: skip
             for speed in speeds:
                 for organisation in organisations:
                     hardware = each.hardware(organisation)

@@ -19,6 +19,8 @@ from polarkv_dataplane.planner.sim.cluster import TICK_S, Cluster
 from polarkv_dataplane.planner.sim.scenario import Organisation, Scenario
 from polarkv_dataplane.planner.sim.transfers import Link, Load, Store
 
+MOST_SECONDS = 14 * 86_400  # of virtual time
+
 
 @dataclass
 class Result:
@@ -274,4 +276,19 @@ def simulate(
     Raises:
         ConfigurationError: the scenario or the trace makes no sense.
     """
+    _check_span(trace, scenario)
     return _Run(trace, scenario, on_request).run()
+
+
+def _check_span(trace: Sequence[Request], scenario: Scenario) -> None:
+    """A run takes time for each virtual second, so wrong units would have it take for ever."""
+    span_s = (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1000 / scenario.speed if trace else 0
+    work_s = sum(scenario.engines.prefill_s(request.input_length, 0) for request in trace) / scenario.engines.count
+    for what, seconds, fix in (
+        ("the trace", 0 if scenario.concurrency else span_s, "are its time stamps in ms, and --speeds not too small?"),
+        ("computing it without a cache", work_s, "are its lengths tokens, and are there engines enough for it?"),
+    ):
+        if seconds > MOST_SECONDS:
+            raise ConfigurationError(
+                what, f"{seconds / 86_400:,.1f} days", f"at most {MOST_SECONDS / 86_400:.0f} can be simulated: {fix}"
+            )

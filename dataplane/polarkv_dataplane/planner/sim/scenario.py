@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from polarkv_client.cli.trace import BLOCK_TOKENS
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.layout import HEADER_BYTES, MAX_PAYLOAD_BYTES, stride_bytes
 from polarkv_dataplane.planner.search import Fleet
@@ -120,11 +121,20 @@ class Scenario:
     def __post_init__(self) -> None:
         where = f"{self.organisation} cluster"
         if not 0 < self.block_bytes <= MAX_PAYLOAD_BYTES:
-            raise ConfigurationError("block_bytes", self.block_bytes, f"use 1 to {MAX_PAYLOAD_BYTES}")
+            fix = f"a block is of {BLOCK_TOKENS} tokens and has 1 to {MAX_PAYLOAD_BYTES} bytes: use less KV a token"
+            raise ConfigurationError("block_bytes", self.block_bytes, fix)
         if self.hardware.nodes < 1 or self.engines.count < 1 or self.passes < 1 or self.stripes < 1:
             raise ConfigurationError(where, "0", "use at least one node, engine, pass and stripe")
         if self.speed <= 0:
             raise ConfigurationError("speed", self.speed, "use a positive factor")
+        uses_disks = self.organisation is not Organisation.MEMORY
+        for name, amount, used in (
+            ("network_bytes_per_s", self.hardware.network_bytes_per_s, True),
+            ("disk_bytes_per_s", self.hardware.disk_bytes_per_s, uses_disks),
+            ("disk_bytes", self.hardware.disk_bytes, uses_disks),
+        ):
+            if used and amount <= 0:
+                raise ConfigurationError(f"{where}: {name}", amount, "its machines need some")
         needed = self.hardware.disk_bytes if self.organisation is Organisation.DISK else self.hardware.memory_bytes
         if needed < stride_bytes(self.block_bytes):
             raise ConfigurationError(

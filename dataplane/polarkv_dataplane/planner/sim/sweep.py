@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,7 +34,7 @@ class Job:
 
 
 class _Worker:
-    """What a worker process has been given once."""
+    """What a worker process has been given once. The last number of ``done`` is not zero when it is to stop."""
 
     trace: Sequence[Request] = ()
     done: SynchronizedArray[int] | None = None
@@ -42,9 +44,17 @@ class _Worker:
         cls.trace, cls.done = trace, done
 
 
+class _StoppedError(Exception):
+    """Nobody waits for this run any more."""
+
+
 def _run(place: int, job: Job) -> Result:
     def tell(count: int) -> None:
-        if _Worker.done is not None and count % _TELL_EVERY == 0:
+        if _Worker.done is None:
+            return
+        if _Worker.done[-1]:
+            raise _StoppedError
+        if count % _TELL_EVERY == 0:
             _Worker.done[place] = count
 
     return simulate(conversations(_Worker.trace, job.share, job.scenario.seed), job.scenario, tell)
@@ -57,7 +67,10 @@ def _add(on_progress: Callable[[int], None], before: int, count: int) -> None:
 def run_all(
     trace: Sequence[Request], jobs: Sequence[Job], workers: int, on_progress: Callable[[int], None] = lambda _: None
 ) -> list[Result]:
-    """The result of each job, in order; ``on_progress`` is told how many requests of all jobs have ended."""
+    """The result of each job, in order; ``on_progress`` is told how many requests of all jobs have ended.
+
+    When one fails, or the caller is interrupted, the others stop at their next look.
+    """
     if workers <= 1 or len(jobs) <= 1:
         found = []
         before = 0
@@ -68,15 +81,34 @@ def run_all(
         return found
     # Not forked: the caller may have threads.
     context = multiprocessing.get_context("spawn")
-    done: SynchronizedArray[int] = context.Array("q", len(jobs))
+    done: SynchronizedArray[int] = context.Array("q", len(jobs) + 1)
     with ProcessPoolExecutor(
         min(workers, len(jobs)), mp_context=context, initializer=_Worker.begin, initargs=(list(trace), done)
     ) as pool:
-        futures: list[Future[Result]] = [pool.submit(_run, place, job) for place, job in enumerate(jobs)]
-        left = set(futures)
-        while left:
-            ended, left = wait_for(left, timeout=_LOOK_S)
-            on_progress(sum(done[:]))
-            if any(future.exception() is not None for future in ended):
-                pool.shutdown(wait=True, cancel_futures=True)
-        return [future.result() for future in futures]
+        try:
+            with _deaf_children():
+                futures: list[Future[Result]] = [pool.submit(_run, place, job) for place, job in enumerate(jobs)]
+            left = set(futures)
+            while left:
+                ended, left = wait_for(left, timeout=_LOOK_S)
+                on_progress(sum(done[:-1]))
+                for future in ended:
+                    future.result()
+            return [future.result() for future in futures]
+        except BaseException:
+            done[-1] = 1
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes begun in here do not hear Ctrl-C, which a terminal sends to all: the caller ends them.
+
+    It is the main thread's mask that they inherit; another thread's Ctrl-C never comes.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

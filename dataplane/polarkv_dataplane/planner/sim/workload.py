@@ -7,12 +7,30 @@ from hashlib import blake2b
 
 import msgspec
 
-from polarkv_client.cli.trace import Request
+from polarkv_client.cli.trace import BLOCK_TOKENS, Request
+from polarkv_client.errors import ConfigurationError
 
 
 def distinct_blocks(trace: Sequence[Request]) -> int:
     """Blocks that the trace names at all: its working set."""
     return len({block for request in trace for block in request.hash_ids})
+
+
+def check_lengths(trace: Sequence[Request]) -> None:
+    """Refuse a trace whose blocks are not of :data:`BLOCK_TOKENS` tokens: its bytes would all be wrong.
+
+    Raises:
+        ConfigurationError: a prompt has not as many blocks as its length takes (a last, partly filled one may be left
+            out); the text names the request.
+    """
+    for number, request in enumerate(trace, start=1):
+        blocks, tokens = len(request.hash_ids), request.input_length
+        if blocks not in (tokens // BLOCK_TOKENS, -(-tokens // BLOCK_TOKENS)):
+            raise ConfigurationError(
+                f"request {number}: hash_ids", f"{blocks} of them",
+                f"{tokens:,} tokens (input_length) are {-(-tokens // BLOCK_TOKENS):,} blocks of {BLOCK_TOKENS}: "
+                "name blocks of that size",
+            )  # fmt: skip
 
 
 def conversations(trace: Sequence[Request], share: float, seed: int = 0) -> list[Request]:
