@@ -89,17 +89,20 @@ class LoadGate:
     def admit(self, lengths: Sequence[int], chunk_tokens: int, tiers: Callable[[], Sequence[Tier]]) -> bool:
         """Whether to load chunks of these lengths, of ``chunk_tokens`` tokens each: it is worth it, or a probe is due.
 
-        ``tiers`` (of the prefix that is there) is only called where it makes a difference: it is a round trip.
+        ``tiers`` (of the prefix that is there) is only called where it makes a difference: it is a round trip. A probe
+        is only spent on a prefix that is there.
         """
         whole = self._worth_by_tier(chunk_tokens * len(lengths), sum(lengths))
         if all((*whole, *self._worth_by_tier(chunk_tokens, lengths[0]))):
             return True
-        if any(whole):  # more of a prefix is never less worth than a part of it
+        due = self._skipped + 1 >= PROBE_EVERY
+        if any(whole) or due:  # more of a prefix is never less worth than a part of it
             found = tiers()
+            # Of nothing, nothing would be measured: the probe stays due until there is something.
             if self.worth(chunk_tokens * len(found), amount_of(found, lengths)):
                 return True
-        self._skipped += 1
-        return self._skipped % PROBE_EVERY == 0
+        self._skipped = 0 if due else self._skipped + 1
+        return due
 
     def _worth_by_tier(self, tokens: int, size_bytes: int) -> tuple[bool, bool]:
         return self.worth(tokens, Amount(size_bytes, 0)), self.worth(tokens, Amount(0, size_bytes))

@@ -38,9 +38,10 @@ def test_machines_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_gate_and_a_calibration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    path.write_text('{"prefill_tokens_per_s": 1e9}')
+    path.write_text('{"prefill_tokens_per_s": 1e9, "memory_bytes_per_s": 2e9}')
     found = simulate(capsys, *SMALL, *MACHINES, "--organisation", "paired", "--gate", "--calibration", str(path))
     assert found["assumptions"]["engines.prefill_tokens_per_s"] == 1e9
+    assert found["assumptions"]["engines.network_bytes_per_s"] == 2e9
     assert found["rows"][0]["skipped"] > 10  # nothing is as fast as that
 
 

@@ -154,7 +154,11 @@ def test_whole_sizes_survive_being_shown(size_bytes: int) -> None:
     assert abs(shown - size_bytes) <= size_bytes * 0.05
 
 
-@pytest.mark.parametrize("text", ["", " ", "GiB", "-4GiB", "4 Gigs", "inf", "nan", "0x10"])
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "GiB", "-4GiB", "4 Gigs", "inf", "nan", "0x10", "1.5.5GB", "12GB/m", "4GiB 2", "5.GB", "1_000", "٣GB",
+     "1e3", "9" * 400, "9" * 400 + "GB"],
+)  # fmt: skip
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ConfigurationError, match="write a size"):
         parse_size(text, "--memory")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from polarkv_client import client, errors
@@ -46,6 +48,13 @@ def test_a_new_subclass_inherits_its_parents_reason() -> None:
         pass
 
     assert client.reason_of(Stalled("x")) is Reason.UNAVAILABLE
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_every_error_comes_back_from_another_process(kind: type[errors.PolarKVError]) -> None:
+    before = made(kind)
+    after = pickle.loads(pickle.dumps(before))
+    assert (type(after), str(after), vars(after)) == (kind, str(before), vars(before))
 
 
 def test_a_configuration_error_names_field_value_and_fix() -> None:

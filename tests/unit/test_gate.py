@@ -48,12 +48,34 @@ def test_where_chunks_lie_decides_between(tiers: list[Tier], admitted: bool) -> 
 
 def test_some_skipped_loads_are_made_to_measure_again() -> None:
     gate = LoadGate(Rates(100, 1, 1))
-    made = [admits(gate) for _ in range(3 * PROBE_EVERY)]
+    made = [admits(gate, [Tier.DISK]) for _ in range(3 * PROBE_EVERY)]
     assert made.count(True) == 3
     for _ in range(120):  # it became fast
         gate.loaded([Tier.MEMORY] * 4, LENGTHS, 0.01)
         gate.loaded([Tier.DISK] * 4, LENGTHS, 0.01)
     assert admits(gate)
+
+
+def test_probes_are_not_spent_on_what_is_not_there() -> None:
+    """Else a stale rate would stay for ever with clients that seldom find something: probes measured nothing."""
+    gate = LoadGate(Rates(100, 1, 1))
+    assert [admits(gate) for _ in range(PROBE_EVERY - 1)] == [False] * (PROBE_EVERY - 1)
+    assert [admits(gate, []) for _ in range(5)] == [True] * 5  # nothing there: they end at once
+    assert admits(gate, [Tier.DISK])
+    assert not admits(gate)
+
+
+@pytest.mark.parametrize("hit_every", [1, 3, 50])
+def test_no_rate_locks_loads_out_for_ever(hit_every: int) -> None:
+    """Both tiers were a thousand times slower than they are, and few requests find anything."""
+    gate = LoadGate(Rates(100, 10, 10))
+    for number in range(400 * hit_every):
+        turn, hit = divmod(number, hit_every)
+        there = [] if hit else [Tier.DISK if turn % 2 else Tier.MEMORY] * 4
+        if admits(gate, there) and there:
+            gate.loaded(there, LENGTHS, 0.01)
+    assert admits(gate, [Tier.MEMORY] * 4)
+    assert admits(gate, [Tier.DISK] * 4)
 
 
 def test_rates_follow_measurements_by_tier() -> None:

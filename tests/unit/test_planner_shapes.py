@@ -24,6 +24,28 @@ def test_kv_bytes_of_a_token(model: str, dtype: str, ranks: int, kv_bytes: int) 
     assert shape(model).kv_bytes_per_token(dtype, ranks) == kv_bytes
 
 
+# As their config.json have them: num_hidden_layers, num_attention_heads, num_key_value_heads × head_dim, or for MLA
+# kv_lora_rank + qk_rope_head_dim. Written from the sources that shapes.py names, not from its table.
+PUBLISHED = {
+    "qwen3-0.6b": (28, 16, 8 * 128), "qwen3-1.7b": (28, 16, 8 * 128), "qwen3-4b": (36, 32, 8 * 128),
+    "qwen3-8b": (36, 32, 8 * 128), "qwen3-14b": (40, 40, 8 * 128), "qwen3-32b": (64, 64, 8 * 128),
+    "qwen3-30b-a3b": (48, 32, 4 * 128), "qwen3-235b-a22b": (94, 64, 4 * 128), "qwen2.5-7b": (28, 28, 4 * 128),
+    "qwen2.5-72b": (80, 64, 8 * 128), "llama-3.1-8b": (32, 32, 8 * 128), "llama-3.1-70b": (80, 64, 8 * 128),
+    "llama-3.1-405b": (126, 128, 8 * 128), "mistral-7b-v0.3": (32, 32, 8 * 128), "mixtral-8x7b": (32, 32, 8 * 128),
+    "mixtral-8x22b": (56, 48, 8 * 128), "mistral-large-2": (88, 96, 8 * 128), "glm-4.5": (92, 96, 8 * 128),
+    "glm-4.5-air": (46, 96, 8 * 128), "deepseek-v2-lite": (27, 16, -576), "deepseek-v2": (60, 128, -576),
+    "deepseek-v3": (61, 128, -576), "deepseek-r1": (61, 128, -576), "kimi-k2": (61, 64, -576),
+}  # fmt: skip
+
+
+def test_the_table_is_as_published() -> None:
+    assert PUBLISHED.keys() == SHAPES.keys()
+    for name, (layers, heads, values) in PUBLISHED.items():
+        assert shape(name).query_heads == heads, name
+        wanted = layers * (-values if values < 0 else 2 * values) * 2  # below zero: one latent vector, not two
+        assert shape(name).kv_bytes_per_token() == wanted, name
+
+
 @pytest.mark.parametrize(
     ("model", "dtype", "ranks", "named"),
     [("qwen3-8b", "bf3", 1, "--dtype"), ("qwen3-8b", "bf16", 5, "divisor of"), ("qwen3-8b", "bf16", 0, "divisor of")],

@@ -1,5 +1,12 @@
 """Public models: how many bytes of KV a token has, from the shapes in their published ``config.json``.
 
+Layers, heads, head sizes and MLA ranks were compared with stored copies of those files, in November 2026: the
+model data of kvcache-ai/kvcache-blog at d455485b (retrieved 2026-05 from huggingface.co/…/config.json: Qwen3, Qwen2.5,
+Llama 3.1 8B and 70B, DeepSeek-V3 and R1), the calculators and tests of other public repositories (GLM-4.5 and Air,
+Llama 3.1 405B, Mistral 7B, Mixtral 8x7B and 8x22B, Mistral Large 2, Kimi K2), slime's scripts/models (Qwen3-235B-A22B,
+Qwen3-30B-A3B), and the DeepSeek-V2 report's hyper-parameters (V2 and V2-Lite). Layers that only predict further tokens
+(num_nextn_predict_layers) are not counted.
+
 Parameters are in units of 10^9, from the model cards; ``active`` are those that one token passes through.
 """
 
@@ -64,7 +71,7 @@ def _gqa(name: str, layers: int, kv_heads: int, head_dim: int, heads: int, total
 
 
 def _mla(name: str, layers: int, heads: int, total: float, active: float) -> Shape:
-    """All published MLA models so far: rank 512 and 64 dimensions with positions; 192 of a head meet in attention."""
+    """The MLA models of the table: rank 512 and 64 dimensions with positions; 192 of a head meet in attention."""
     return Shape(name, layers, 1, 192, 512, 64, heads, total, active)
 
 

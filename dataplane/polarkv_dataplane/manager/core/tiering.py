@@ -26,7 +26,10 @@ class Tiering:
         offset = node.pool.take(stride)
         if offset is not None:
             return offset
+        patient = node.offloads_all(now)  # then only what disk has can go, and that is quick to see
         for _, victim in zip(range(self.settings.victim_scan), node.memory, strict=False):
+            if patient and victim.state is not S.MEMORY_AND_DISK and victim.pinned_until_ms <= now:
+                continue
             if victim.stride_bytes == stride and victim.fence_ms <= now and self.evict(victim, now):
                 offset = node.pool.take(stride)
                 if offset is not None:

@@ -176,6 +176,10 @@ class CacheNode:
         """Is it worth waiting for an offload, or is dropping the only way?"""
         return self.has_disk and self.disk_bytes > 0 and self.offloads.may(entry, now)
 
+    def offloads_all(self, now: int) -> bool:
+        """Whether :meth:`can_offload` holds for every entry."""
+        return self.has_disk and self.disk_bytes > 0 and now >= max(self.offloads.retry_ms, default=0)
+
     def is_busy(self, settings: Settings, stride: int, *, loading: bool) -> bool:
         """So many commands, or bytes of them, are open that a slow disk might not answer one more in time.
 

@@ -42,7 +42,10 @@ def engines_of(requests: Sequence[Request], asked: dict[str, Any]) -> Engines:
     given: dict[str, Any] = {"gpus": asked["gpus"], "tflops": GPU_TFLOPS[asked["gpu"]]}
     given["utilization"] = asked["gpu_utilization"]
     if asked["calibration"] is not None:
-        given["prefill_tokens_per_s"] = read_calibration(asked["calibration"]).prefill_tokens_per_s
+        calibration = read_calibration(asked["calibration"])
+        given["prefill_tokens_per_s"] = calibration.prefill_tokens_per_s
+        if calibration.memory_bytes_per_s:  # a client's; each rank has one
+            given["network_bytes_per_s"] = calibration.memory_bytes_per_s * asked["tensor_parallel"]
         if not given["prefill_tokens_per_s"]:
             fix = "has no prefill rate: measure it with 'polarkv calibrate --engine URL', or say it with --prefill"
             raise ConfigurationError("--calibration", str(asked["calibration"]), fix)
