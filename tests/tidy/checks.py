@@ -173,7 +173,8 @@ def links_resolve(root: Path) -> list[str]:
     return found
 
 
-TARGET = re.compile(r"^(?P<names>[A-Za-z0-9_.%/ -]+?):(?!=)(?P<rest>.*)$", re.MULTILINE)
+# Not a variable's value for one target: ``test: SUITES ?= tests``.
+TARGET = re.compile(r"^(?P<names>[A-Za-z0-9_.%/ -]+?):(?!=)(?! *\w+ *[?:+]?=)(?P<rest>.*)$", re.MULTILINE)
 
 
 def targets_are_documented(root: Path) -> list[str]:
