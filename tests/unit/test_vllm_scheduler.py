@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from polarkv_client.calibration import Rates
 from polarkv_client.connectors.settings import ConnectorConfig
 from polarkv_client.connectors.vllm.lookups import interleave, whole_chunks
 from polarkv_client.connectors.vllm.plan import SCRATCH, RankIdentity
 from polarkv_client.connectors.vllm.scheduler import SchedulerSide
+from polarkv_client.gate import LoadGate
 from polarkv_client.keys import Namespace, chunk_keys
 from polarkv_client.states import Tier
 from tests.support.waiting import wait_until
@@ -29,14 +31,15 @@ class Cache:
 
     known: dict[bytes, Tier] = field(default_factory=dict)
     asked: list[list[bytes]] = field(default_factory=list)
-    gate: threading.Event = field(default_factory=threading.Event)
+    open: threading.Event = field(default_factory=threading.Event)
+    gate: LoadGate | None = None
 
     def scope(self, deadline_ms: int) -> int:
         return deadline_ms
 
     def match_prefix(self, keys: list[bytes], _: int) -> list[Tier]:
         self.asked.append(keys)
-        self.gate.wait(10)
+        self.open.wait(10)
         tiers = [self.known.get(key, Tier.NONE) for key in keys]
         return tiers[: next((place for place, tier in enumerate(tiers) if not tier), len(tiers))]
 
@@ -78,10 +81,10 @@ Make = Callable[..., Half]
 def make() -> Iterator[Make]:
     made: list[Half] = []
 
-    def build(ranks: int = 1, **settings: Any) -> Half:
+    def build(ranks: int = 1, gate: LoadGate | None = None, **settings: Any) -> Half:
         config = ConnectorConfig(endpoint="tcp://h:1", chunk_tokens=CHUNK, **settings)
-        cache, counts, now = Cache(), Counter[str](), [0.0]
-        cache.gate.set()
+        cache, counts, now = Cache(gate=gate), Counter[str](), [0.0]
+        cache.open.set()
 
         def note(name: str, amount: float) -> None:
             counts[name] += amount  # type: ignore[assignment]
@@ -94,7 +97,7 @@ def make() -> Iterator[Make]:
 
     yield build
     for each in made:
-        each.cache.gate.set()
+        each.cache.open.set()
         each.side.close()
 
 
@@ -111,7 +114,7 @@ def test_an_answer_on_its_way_is_asked_for_again_and_after_the_deadline_it_is_a_
     half = make(lookup_deadline_ms=100)
     one = request(20)
     half.know(one.all_token_ids, MEMORY, MEMORY)
-    half.cache.gate.clear()
+    half.cache.open.clear()
     half.side.new_request(one)
     assert half.side.matched(one, 0) == (None, False)
     half.now[0] = 0.099
@@ -284,7 +287,7 @@ def test_a_load_that_could_not_be_planned_is_told_once(make: Make) -> None:
 
 def test_too_many_lookups_are_misses(make: Make) -> None:
     half = make()
-    half.cache.gate.clear()
+    half.cache.open.clear()
     for number in range(300):
         half.side.new_request(request(20, str(number)))
     assert half.counts["lookups_skipped"] == 300 - 256
@@ -301,6 +304,23 @@ def test_a_store_that_cannot_be_planned_keeps_no_load_from_the_workers(make: Mak
     half.matched(broken)
     made = half.plan(broken, one)
     assert [load.request_id for load in made.loads] == ["r"]
+
+
+def test_a_load_that_takes_longer_than_computing_is_not_made(make: Make) -> None:
+    half = make(gate=LoadGate(Rates(prefill_tokens_per_s=1000, memory_bytes_per_s=100, disk_bytes_per_s=100)))
+    one = request(20)
+    half.know(one.all_token_ids, MEMORY, MEMORY)
+    assert [half.matched(one) for _ in range(3)] == [(0, False)] * 3
+    assert half.counts["loads_skipped"] == 1
+
+
+def test_a_session_that_goes_on_has_no_keys(make: Make) -> None:
+    half = make()
+    one = request(20, resumable=True, num_computed_tokens=20)
+    half.side.new_request(one)
+    assert half.matched(one) == (0, False)
+    assert half.plan(one).stores == ()
+    assert half.side.finished(one, range(1, 6)) is False
 
 
 def test_switched_off_stores(make: Make) -> None:

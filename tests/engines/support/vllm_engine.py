@@ -6,10 +6,12 @@ that tests can break what they want to see fail.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from tests.engines.support.engine_process import serve_nursery
@@ -24,6 +26,7 @@ class Engine:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._llm: Any = None
         self._counts: dict[str, float] = {}
+        self._orders: Counter[str] = Counter()
         self._undo: list[tuple[Any, str, Any]] = []
         self._count()
         if settings:
@@ -101,6 +104,14 @@ class Engine:
 
         half = self._core().scheduler.get_kv_connector()._scheduler
         return [key.hex() for key in chunk_keys(half._identities[rank].namespace, prompt)]
+
+    def interface(self, changed: bool) -> list[str]:
+        """How the connector differs from the engine's interface; ``changed``: after a change has been planted."""
+        from tests.engines.support.vllm_interface import change_the_engine, interface
+
+        if changed:
+            change_the_engine()
+        return interface()
 
     def counts(self) -> dict[str, float]:
         """What the connector has counted since the last call."""
@@ -185,10 +196,34 @@ class Engine:
         from polarkv_client.connectors.vllm import connector
         from polarkv_client.connectors.vllm.copies import CpuDevice, Staged
 
+        seen, orders = threading.local(), self._orders
+
+        class Watched(CpuDevice):
+            """Says in which order it is used, for each run of copies."""
+
+            def after_engine(self) -> Any:
+                return "mark"
+
+            @contextlib.contextmanager
+            def stream(self) -> Iterator[None]:
+                seen.order = ["stream"]
+                yield
+                orders[" ".join(seen.order)] += 1
+
+            def wait_for(self, mark: Any) -> None:
+                seen.order.append(f"wait for {mark}")
+
+            def finish(self) -> None:
+                seen.order.append("finish")
+
         def staged(pages: Any, blocks_per_chunk: int, local_cache_bytes: int) -> Staged:
-            return Staged(pages, blocks_per_chunk, local_cache_bytes, CpuDevice())
+            return Staged(pages, blocks_per_chunk, local_cache_bytes, Watched())
 
         self._patch(connector, "choose", staged)
+
+    def staged_orders(self) -> dict[str, int]:
+        """How often the twin was used in which order."""
+        return dict(self._orders)
 
 
 def _timed(method: Any, spent: dict[str, float], kind: str) -> Any:

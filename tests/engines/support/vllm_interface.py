@@ -1,12 +1,7 @@
-"""Runs in vLLM's environment: prints, as JSON, how the connector differs from the installed interface.
-
-With an argument, a change of the engine is planted first.
-"""
+"""Runs in vLLM's environment: how the connector differs from the installed interface, in sentences."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from tests.engines.support.signatures import differences, parameters
@@ -41,7 +36,7 @@ FIELDS: dict[str, tuple[str, set[str]]] = {
 }  # fmt: skip
 REQUEST = (
     "request_id", "all_token_ids", "num_tokens", "num_computed_tokens", "num_in_flight_tokens",
-    "skip_reading_prefix_cache", "lora_request", "mm_features", "cache_salt", "prompt_embeds",
+    "skip_reading_prefix_cache", "resumable", "lora_request", "mm_features", "cache_salt", "prompt_embeds",
 )  # fmt: skip
 
 
@@ -71,23 +66,24 @@ def reached() -> list[str]:
     return found
 
 
-def main() -> None:
+def change_the_engine() -> None:
+    """Plant a difference, as a newer version could bring it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    def request_finished(self: Any, request: Any, block_ids: Any, reason: str) -> None:
+        """Has one parameter more."""
+
+    KVConnectorBase_V1.request_finished = request_finished
+    del KVConnectorBase_V1.shutdown
+
+
+def interface() -> list[str]:
+    """All differences; none when the connector fits."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
     from polarkv_client.connectors.vllm import PolarKVConnector
 
-    if sys.argv[1:]:
-
-        def request_finished(self: Any, request: Any, block_ids: Any, reason: str) -> None:
-            """Has one parameter more."""
-
-        KVConnectorBase_V1.request_finished = request_finished
-        del KVConnectorBase_V1.shutdown
     found = differences(PolarKVConnector, KVConnectorBase_V1) + reached()
     if issubclass(PolarKVConnector, SupportsHMA):
         found.append("SupportsHMA: the engine would give it several groups of blocks, and it handles one")
-    print("INTERFACE", json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -66,6 +66,8 @@ def test_by_way_of_staging_memory_and_by_another_process_without(
     stored, loaded = cold(vllm), cold(vllm)
     assert stored["tokens"] == loaded["tokens"] == right.of(PROMPTS)
     assert loaded["cached"] == LOADED
+    # Copies begin behind what the engine has asked for, and have ended before anybody looks at the bytes.
+    assert set(vllm.call("staged_orders")) == {"stream wait for mark finish"}
     more = [prompt(1500, 13), prompt(1500, 14)]
     vllm.call("generate", prompts=more, tokens=1)
     os.killpg(vllm.pid, signal.SIGKILL)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.engines.support.environments import Environment
-from tests.engines.support.interfaces import differences_in
+from tests.engines.support.engine_process import Nursery
 
 pytestmark = pytest.mark.timeout(180)
-MODULE = "tests.engines.support.vllm_interface"
 
 
-def test_the_connector_fits_the_installed_interface(engine_environment: Callable[[str], Environment]) -> None:
-    assert differences_in(engine_environment("vllm"), MODULE) == []
+def found(nursery: Nursery, log: Path, *, changed: bool = False) -> list[str]:
+    with nursery.engine({}, log) as engine:
+        differences: list[str] = engine.call("interface", changed=changed)
+    return differences
 
 
-def test_a_change_of_the_engine_is_said_in_words(engine_environment: Callable[[str], Environment]) -> None:
-    assert differences_in(engine_environment("vllm"), MODULE, "change it") == [
+def test_the_connector_fits_the_installed_interface(vllm_nursery: Nursery, tmp_path: Path) -> None:
+    assert found(vllm_nursery, tmp_path / "engine.log") == []
+
+
+def test_a_change_of_the_engine_is_said_in_words(vllm_nursery: Nursery, tmp_path: Path) -> None:
+    assert found(vllm_nursery, tmp_path / "engine.log", changed=True) == [
         "request_finished: the engine has (self, request, block_ids, reason), the connector (self, request, block_ids)",
         "shutdown: the engine does not call it any more",
     ]

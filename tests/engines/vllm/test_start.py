@@ -42,38 +42,36 @@ def test_a_wrong_token_stops_the_start(vllm: EngineProcess, models: Path, world:
         vllm.call("open", **engine(models / "llama", kv_transfer_config=config))
 
 
-def test_without_a_cache_it_costs_nothing_measurable(vllm: EngineProcess, models: Path, world: World) -> None:
-    """Prompts without a connector, with it switched off, with nobody there, and with a cache that has nothing yet."""
+def test_what_it_costs(vllm: EngineProcess, models: Path, world: World) -> None:
+    """The connector's own CPU time a request, on whatever thread, beside that of the whole engine.
+
+    Its own is compared: an engine's threads wait by spinning, so that the whole depends on what else the machine does.
+    """
     ways: dict[str, dict[str, Any]] = {
         "no connector": {},
         "switched off": {"kv_transfer_config": transfer(None, enabled=False)},
         "nobody there": {"kv_transfer_config": transfer(None, endpoint=NOWHERE)},
-        "stores": {"kv_transfer_config": transfer(world.cluster.connection)},
+        "stored": {"kv_transfer_config": transfer(world.cluster.connection)},
     }
-    tokens, cpu = [], {}
+    prompts = [prompt(600, seed) for seed in range(41, 46)]
+    tokens, own, whole = [], {}, {}
     for name, settings in ways.items():
         vllm.call("open", **engine(models / "llama", **settings))
         vllm.call("generate", prompts=[prompt(600, 40)])
-        answers = [vllm.call("generate", prompts=[prompt(600, seed)]) for seed in range(41, 53)]
+        own[name] = vllm.call("profile", prompts=prompts)
+        vllm.call("reset")
+        answers = [vllm.call("generate", prompts=[one]) for one in prompts]
+        whole[name] = statistics.median(answer["cpu_seconds"] for answer in answers)
         tokens.append([answer["tokens"] for answer in answers])
-        cpu[name] = statistics.median(answer["cpu_seconds"] for answer in answers)
-    spent = vllm.call("profile", prompts=[prompt(600, seed) for seed in range(53, 65)])
-    print("CPU seconds a request:", {name: round(seconds, 4) for name, seconds in cpu.items()})
-    print("of these the connector's own:", spent)
-    assert tokens.count(tokens[0]) == len(tokens)
-    for name in ("switched off", "nobody there"):
-        assert cpu[name] <= 1.25 * cpu["no connector"], cpu
-    assert spent["calls"] < 0.05 * cpu["no connector"]
-    assert spent["cached_tokens"] == 0
-
-
-def test_the_connectors_time_for_a_hit(vllm: EngineProcess, models: Path, world: World) -> None:
-    vllm.call("open", **engine(models / "llama", kv_transfer_config=transfer(world.cluster.connection)))
-    prompts = [prompt(600, seed) for seed in range(70, 76)]
-    for one in prompts:
-        vllm.call("generate", prompts=[one])
     vllm.call("reset")
-    spent = vllm.call("profile", prompts=prompts)
-    print("the connector's own CPU seconds for a hit of", 600 // CHUNK * CHUNK, "tokens:", spent)
-    assert spent["cached_tokens"] == 600 // CHUNK * CHUNK
-    assert spent["calls"] + spent["transfers"] < 0.05
+    own["loaded"] = vllm.call("profile", prompts=prompts)
+    for name, spent in own.items():
+        print(f"{name}: own CPU seconds {spent}, the engine's {whole.get(name, 0):.4f}")
+    assert tokens.count(tokens[0]) == len(tokens)
+    assert own["loaded"]["cached_tokens"] == 600 // CHUNK * CHUNK
+    assert own["stored"]["cached_tokens"] == own["nobody there"]["cached_tokens"] == 0
+    spent = {name: each["calls"] + each["transfers"] for name, each in own.items()}
+    assert spent["no connector"] == 0
+    assert spent["switched off"] <= 0.005 * whole["no connector"]
+    assert spent["nobody there"] <= 0.02 * whole["no connector"]
+    assert max(spent["stored"], spent["loaded"]) <= 0.1 * whole["no connector"]

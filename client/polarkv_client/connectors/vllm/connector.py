@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,7 @@ class PolarKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._config = load_connector_config(self._kv_transfer_config.kv_connector_extra_config)
         if self._config is None:
             return
+        _log_as_vllm()
         self._blocks = facts.read_blocks(kv_cache_config)
         facts.check(self._config, vllm_config, self._blocks)
         self._operations = attach(self._config)
@@ -249,6 +251,16 @@ class PolarKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         per_engine_labelvalues: dict[int, list[object]],
     ) -> PolarKVPromMetrics:  # fmt: skip
         return PolarKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _log_as_vllm() -> None:
+    """What the client says appears in vLLM's log, in its form; unless logging is set up for the client already."""
+    ours, theirs = logging.getLogger("polarkv_client"), logging.getLogger("vllm")
+    if ours.handlers or logging.getLogger().handlers or not theirs.handlers:
+        return
+    ours.handlers[:] = theirs.handlers
+    ours.setLevel(theirs.level)
+    ours.propagate = False
 
 
 def _plan_of(metadata: KVConnectorMetadata | None) -> StepPlan:

@@ -25,6 +25,7 @@ class Lookup:
     ends_at: float
     future: Future[list[Tier]] | None  # None: too many wait already, a miss
     late: bool = False  # noted as unanswered
+    worth: bool | None = None  # whether what was found is to be loaded; None: nobody has asked
 
     @property
     def done(self) -> bool:

@@ -30,8 +30,10 @@ COUNTERS: tuple[tuple[str, str, str, dict[str, str]], ...] = (
         {"bytes_loaded": "loaded", "bytes_stored": "stored"},
     ),
     (
-        "vllm:polarkv_lookups_missed", "Lookups without an answer, which became misses.", "why",
-        {"lookups_late": "late", "lookups_skipped": "overloaded"},
+        "vllm:polarkv_lookups_missed",
+        "Lookups that became misses: no answer in time, too many at once, or computing is faster.",
+        "why",
+        {"lookups_late": "late", "lookups_skipped": "overloaded", "loads_skipped": "recompute"},
     ),
     ("vllm:polarkv_defects", "Errors of the connector's own, which became misses; see the log.", "", {"defects": ""}),
 )  # fmt: skip

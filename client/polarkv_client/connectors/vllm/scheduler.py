@@ -65,6 +65,7 @@ class SchedulerSide:
         self._ranks = ranks
         self._extras = extras
         self._note = note
+        self._gate = operations.gate
         self._clock = clock
         self._lookups = Lookups(operations, config.lookup_deadline_ms, note, clock)
         self._identities: list[RankIdentity] = []
@@ -102,6 +103,8 @@ class SchedulerSide:
         if tiers is None:
             return None, False
         chunks = min(len(tiers), usable)
+        if not self._worth(tracked, tiers[:chunks]):
+            return 0, False
         tokens = chunks * self._chunk_tokens - computed_tokens
         tracked.tiers = tiers
         tracked.local_tokens = computed_tokens
@@ -207,7 +210,8 @@ class SchedulerSide:
 
     def _track(self, request: Any) -> Tracked | None:
         tracked = self._tracked.get(request.request_id)
-        if tracked is None and self._identities:
+        # Of a session that goes on with further input, the engine changes tokens: its keys would be those of others.
+        if tracked is None and self._identities and not getattr(request, "resumable", False):
             lora_id, extras = self._extras(request, self._chunk_tokens)
             namespaces = [replace(each.namespace, lora_id=lora_id) for each in self._identities]
             tracked = self._tracked[request.request_id] = Tracked(request, Chains(namespaces, extras))
@@ -221,6 +225,17 @@ class SchedulerSide:
         chunks = tracked.request.num_tokens // self._chunk_tokens
         tracked.lookup = self._lookups.ask(tracked.chains.until(chunks, tracked.request.all_token_ids))
         return tracked.lookup
+
+    def _worth(self, tracked: Tracked, tiers: list[Tier]) -> bool:
+        """Whether loading is faster than computing, by the calibration's rates; decided once for each answer."""
+        gate, lookup = self._gate, tracked.lookup
+        if gate is None or lookup is None or not tiers:
+            return True
+        if lookup.worth is None:
+            lookup.worth = gate.admit([self._identities[0].chunk_bytes] * len(tiers), self._chunk_tokens, lambda: tiers)
+            if not lookup.worth:
+                self._note("loads_skipped", 1)
+        return lookup.worth
 
     def _answer(self, tracked: Tracked) -> list[Tier] | None:
         now = self._clock()
