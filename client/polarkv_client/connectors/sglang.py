@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import sglang
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.runtime_context import get_server_args
@@ -280,8 +281,10 @@ def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: b
         "token_bytes": pool.size_per_token,
         "format": pool.storage_format_tag,
         "cp": [storage.attn_cp_rank, storage.attn_cp_size],
+        "attention": [server.attention_backend, server.prefill_attention_backend, server.decode_attention_backend],
         "quantization": server.quantization,
         "overrides": server.json_model_override_args,
+        "version": sglang.__version__,
     }
     return engine_namespace(
         config,

@@ -52,9 +52,9 @@ def start(nursery: Nursery, models: Path, world: World, tmp_path_factory: pytest
 
     @contextmanager
     def starting(
-        layout: str = "page_first", variables: dict[str, str] | None = None, **more: Any
+        layout: str = "page_first", variables: dict[str, str] | None = None, model: str = "llama", **more: Any
     ) -> Iterator[EngineProcess]:
-        arguments = sglang_runs.settings(models / "llama", sglang_runs.connection(world), layout, **more)
+        arguments = sglang_runs.settings(models / model, sglang_runs.connection(world), layout, **more)
         log = tmp_path_factory.mktemp("sglang") / f"{layout}.log"
         with nursery.engine(arguments, log, **(variables or {})) as engine:
             yield engine

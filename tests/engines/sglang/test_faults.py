@@ -9,13 +9,11 @@ from functools import partial
 import pytest
 
 from tests.engines.support.engine_process import EngineProcess
-from tests.engines.support.sglang_runs import CACHED, PAGE_TOKENS, Start, from_storage, generate, keys_in, stored
+from tests.engines.support.sglang_runs import CACHED, PAGE_TOKENS, Start, from_storage, generate, stored
 from tests.local.support.world import World
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
-# A processor a rank; and where torch brings NCCL, two ranks would try to use it.
-TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1", "SGLANG_NCCL_SO_PATH": "/nowhere"}
 
 
 def hits_again(engine: EngineProcess, number: int, tokens: list[int]) -> None:
@@ -108,16 +106,3 @@ def test_half_of_the_calls_fail(start: Start, right: list[list[int]]) -> None:
             hits.append(from_storage(answer))
             engine.call("flush")
     assert {0, CACHED} <= set(hits[1:]), f"some fail, some do not: {hits}"
-
-
-def test_two_ranks_have_their_own_pages(start: Start, world: World, right: list[list[int]]) -> None:
-    before = keys_in(world)
-    with start(tp_size=2, variables=TWO_RANKS) as engine:
-        cold = generate(engine, 13)
-        engine.call("flush")
-        pages = keys_in(world) - before
-        warm = generate(engine, 13)
-
-    assert len(pages) == 2 * CACHED // PAGE_TOKENS
-    assert (cold["cached"], from_storage(warm)) == (0, CACHED)
-    assert [cold["tokens"], warm["tokens"]] == [right[13]] * 2

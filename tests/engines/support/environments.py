@@ -13,7 +13,7 @@ from bench.installing import cache_root, ensure, is_installed, run
 
 ROOT = Path(__file__).parents[3]
 ENGINES = ("vllm", "sglang", "lmcache")
-MODELS = ("llama", "qwen3", "mla", "llama-100m")
+MODELS = ("llama", "qwen3", "mla", "mla-dense", "llama-100m")
 CACHE = cache_root("engines")
 # An engine whose environment lies over another's.
 _BASES = {"lmcache": "vllm"}

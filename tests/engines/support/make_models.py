@@ -35,6 +35,12 @@ MLA = {
     "moe_intermediate_size": 128, "n_shared_experts": 1, "first_k_dense_replace": 1, "topk_method": "greedy",
     "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+# SGLang computes MLA on the CPU with scaled positions alone, and experts not at all.
+SCALED = {
+    "rope_type": "yarn", "type": "yarn", "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32,
+    "beta_slow": 1, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+ALL_DENSE = {"first_k_dense_replace": 99}
 HUNDRED_MILLION = {
     "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 64,
@@ -47,6 +53,10 @@ def configurations() -> dict[str, tuple[Any, Any]]:
         "llama": (LlamaForCausalLM, LlamaConfig(**COMMON, **TINY, num_key_value_heads=4, head_dim=32)),
         "qwen3": (Qwen3ForCausalLM, Qwen3Config(**COMMON, **TINY, num_key_value_heads=4, head_dim=64)),
         "mla": (DeepseekV2ForCausalLM, DeepseekV2Config(**COMMON, **TINY, **MLA)),
+        "mla-dense": (
+            DeepseekV2ForCausalLM,
+            DeepseekV2Config(**{**COMMON, **TINY, **MLA, **ALL_DENSE}, rope_scaling=SCALED),
+        ),
         "llama-100m": (LlamaForCausalLM, LlamaConfig(**COMMON, **HUNDRED_MILLION)),
     }
 

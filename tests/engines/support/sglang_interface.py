@@ -38,7 +38,13 @@ FIELDS: tuple[tuple[type, set[str]], ...] = (
             "enable_storage_metrics", "extra_config", "is_storage_writer",
         },
     ),
-    (ServerArgs, {"model_path", "revision", "device", "quantization", "json_model_override_args"}),
+    (
+        ServerArgs,
+        {
+            "model_path", "revision", "device", "quantization", "json_model_override_args", "attention_backend",
+            "prefill_attention_backend", "decode_attention_backend",
+        },
+    ),
     (StorageMetrics, {"prefetch_pgs", "backup_pgs", "prefetch_bandwidth", "backup_bandwidth"}),
     (HostKVCache, {"storage_format_tag"}),
 )  # fmt: skip

@@ -140,6 +140,9 @@ def register() -> None:
     base = importlib.import_module("sglang.srt.mem_cache.pool_host.base")
     vars(base)["HICACHE_HOST_MEMORY_RESERVE_BYTES"] = 1 << 30
     base.HostKVCache.__init__ = _unpinned(base.HostKVCache.__init__)
+    # Of both ways to compute MLA, torch's own attention can do this one.
+    handlers = importlib.import_module("sglang.srt.models.deepseek_common.attention_backend_handler")
+    handlers.AttentionBackendRegistry.register("torch_native", lambda *_: handlers.AttnForwardMethod.MLA)
 
 
 def _unpinned(init: Callable[..., None]) -> Callable[..., None]:
