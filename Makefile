@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-model test-sim test-vm cluster-programs test-cluster test-engines kind-cluster demo \
+.PHONY: help venv lint test test-model test-sim test-vm test-vm-qemu cluster-programs test-cluster test-engines kind-cluster demo \
 	bench docs clean
 
 # Where this is set, as in many images, each of the hundreds of processes that tests start would compile its libraries anew.
@@ -32,6 +32,9 @@ test-sim: venv ## Simulate whole traces: hit rates to the block, the article's c
 
 test-vm: venv ## Test RDMA and arrays in a User-Mode Linux kernel, built once
 	$(PY) -m tests.vm.support test $(ARGS)
+
+test-vm-qemu: venv ## The same in Debian's own kernel under qemu, emulated: a second opinion, slowly
+	POLARKV_VM_MACHINE=qemu $(PY) -m tests.vm.support test --timeout 14400 $(ARGS)
 
 cluster-programs: venv ## Build what the test cluster consists of, and keep it in the user's cache directory
 	$(PY) -m tests.cluster.support build

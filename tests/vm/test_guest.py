@@ -24,7 +24,8 @@ def sent_bytes(link: str) -> int:
 def test_the_root_is_a_layer_over_the_machines_own() -> None:
     mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     assert [kind for _, where, kind, *_ in mounts if where == "/"] == ["overlay"]
-    writable = [where for _, where, kind, options, *_ in mounts if kind == "hostfs" and "rw" in options.split(",")]
+    shared = [(where, options) for _, where, kind, options, *_ in mounts if kind in ("hostfs", "9p")]
+    writable = [where for where, options in shared if "rw" in options.split(",")]
     assert writable == ["/run/polarkv-vm"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +21,9 @@ SUITE_SECONDS = 900.0
 SUITE_DISKS = 4
 SUITE_DISK_BYTES = 256 << 20
 NONE_SELECTED = 5
+# Tests that boot guests; all others run in one.
+BOOTS = "tests/vm/boots"
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -45,8 +50,8 @@ def main() -> None:
 def build() -> None:
     """Build the kernel and unpack the tools that the user's cache directory does not hold yet."""
     began = time.monotonic()
-    programs.tools()
-    click.echo(f"the guest's kernel is {programs.kernel()} ({time.monotonic() - began:.0f} s)", err=True)
+    machine.chosen().layers()
+    click.echo(f"the guest's programs are in {programs.CACHE} ({time.monotonic() - began:.0f} s)", err=True)
 
 
 @main.command(context_settings=ANY_ARGUMENTS)
@@ -66,12 +71,23 @@ def run(disks: list[int], memory: int, timeout: float, command: tuple[str, ...])
 @click.option("--timeout", default=SUITE_SECONDS, show_default=True, type=float, help="Seconds before it is ended.")
 @click.argument("arguments", nargs=-1)
 def test(timeout: float, arguments: tuple[str, ...]) -> None:
-    """Run the suite tests/vm; ARGUMENTS go to pytest, such as `-k raid`, or name some of its files."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
-        command.append("tests/vm")
-    status = guest(command, [SUITE_DISK_BYTES] * SUITE_DISKS, timeout, machine.MEMORY_BYTES)
-    sys.exit(0 if status == NONE_SELECTED and arguments else status)
+    """Run the suite tests/vm in one guest, then what boots guests of its own.
+
+    ARGUMENTS go to pytest, such as `-k raid`, or name some of its files.
+    """
+    named = [argument for argument in arguments if Path(argument.partition("::")[0]).exists()]
+    options = [argument for argument in arguments if argument not in named]
+    in_guest = [path for path in named if not path.startswith(BOOTS)] if named else ["tests/vm", f"--ignore={BOOTS}"]
+    here = [path for path in named if path.startswith(BOOTS)] if named else [BOOTS]
+    statuses = []
+    if in_guest:
+        disks = [SUITE_DISK_BYTES] * SUITE_DISKS
+        statuses.append(guest([*PYTEST, *options, *in_guest], disks, timeout, machine.MEMORY_BYTES))
+    if here:
+        environment = {**os.environ, "POLARKV_VM_BOOTS": "1"}
+        statuses.append(subprocess.run([*PYTEST, *options, *here], env=environment, check=False).returncode)
+    selected = [status for status in statuses if status != NONE_SELECTED]
+    sys.exit(max(selected, default=NONE_SELECTED))
 
 
 def guest(command: Sequence[str], disk_bytes: Sequence[int], timeout_s: float, memory: int) -> int:

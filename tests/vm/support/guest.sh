@@ -1,6 +1,7 @@
 # The guest from the moment on when its file systems are there: devices, networks, then the command, then off.
 # shellcheck shell=bash
 set -u
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 exec </dev/null
 vm=/run/polarkv-vm
 off() { echo o >/proc/sysrq-trigger && sleep 60; }
@@ -10,8 +11,12 @@ ln -sfn /proc/self/fd /dev/fd
 mkdir -p /dev/shm /dev/pts /run/lock /scratch
 mount -t tmpfs -o mode=1777 shm /dev/shm
 mount -t devpts devpts /dev/pts
-hostname polarkv-vm
-ip link set lo up
+echo polarkv-vm >/proc/sys/kernel/hostname
+
+# A kernel that has its drivers in modules finds none by itself: there is no udev.
+if [[ -d /lib/modules/$(uname -r) ]]; then
+    modprobe -a virtio_blk ext4 loop brd raid0 raid1 veth rdma_rxe || exit
+fi
 
 read -r -a disks <$vm/disks
 if ((${#disks[@]} == 0)); then

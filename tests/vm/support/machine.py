@@ -20,11 +20,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import BinaryIO
 
-from tests.vm.support import programs
+from polarkv_client.errors import ConfigurationError
+from tests.vm.support import programs, qemu, uml
 
 HERE = Path(__file__).parent
+KINDS = {"uml": uml, "qemu": qemu}
+KIND_VARIABLE = "POLARKV_VM_MACHINE"
 MEMORY_BYTES = 4 << 30
 SCRATCH_BYTES = 8 << 30
 MAX_DISKS = 15
@@ -44,6 +48,14 @@ class Result:
     output: str
     console: str
     seconds: float
+
+
+def chosen() -> ModuleType:
+    """The kind of guest that POLARKV_VM_MACHINE names; User-Mode Linux where it names none."""
+    name = os.environ.get(KIND_VARIABLE, "uml")
+    if name not in KINDS:
+        raise ConfigurationError(KIND_VARIABLE, name, f"use one of {', '.join(KINDS)}")
+    return KINDS[name]
 
 
 def make_disk(path: Path, size: int) -> Path:
@@ -68,22 +80,21 @@ def boot(
     """
     if len(disks) > MAX_DISKS:
         raise ValueError(f"{len(disks)} disks: a guest takes {MAX_DISKS} beside its own")
-    programs.tools()
-    programs.kernel()
+    kind = chosen()
+    layers = kind.layers()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="polarkv-vm-", ignore_cleanup_errors=True) as name:
         share = Path(name)
         images = [make_disk(share / "scratch", SCRATCH_BYTES), *disks]
-        arguments = _user_mode_linux(share, images, memory_bytes)
-        _write_share(share, command, [f"/dev/ubd{chr(ord('a') + index)}" for index in range(len(images))])
+        _write_share(share, command, kind.disks(len(images)), layers)
         with (share / "console").open("wb") as console:
             process = subprocess.Popen(
-                arguments,
+                kind.arguments(share, images, memory_bytes),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
                 start_new_session=True,
-                env={**os.environ, "TMPDIR": str(_memory_folder(memory_bytes))},
+                env=kind.environment(memory_bytes),
             )
         try:
             timed_out = not _follow(process, share / "output", began + timeout_s, echo)
@@ -111,26 +122,7 @@ def explain(result: Result, timeout_s: float) -> str:
     return f"virtual machine: {reason}; the end of its console:\n{last}"
 
 
-def _user_mode_linux(share: Path, images: Sequence[Path], memory_bytes: int) -> list[str]:
-    return [
-        str(programs.kernel()),
-        f"mem={memory_bytes >> 20}M",
-        "root=none", "rootfstype=hostfs", "rootflags=/", "ro",
-        f"init={HERE / 'init.sh'}", f"polarkv_share={share}", f"uml_dir={share}",
-        "con=null", "con0=null,fd:1", "quiet", "panic=-1", "raid=noautodetect",
-        *(f"ubd{chr(ord('a') + index)}={image}" for index, image in enumerate(images)),
-    ]  # fmt: skip
-
-
-def _memory_folder(memory_bytes: int) -> Path:
-    """Where the file that is the guest's memory fits: it is mapped, and beyond the end of the room a touch kills."""
-    shared = Path("/dev/shm")
-    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free >= memory_bytes:
-        return shared
-    return Path(tempfile.gettempdir())
-
-
-def _write_share(share: Path, command: Sequence[str], devices: Sequence[str]) -> None:
+def _write_share(share: Path, command: Sequence[str], devices: Sequence[str], layers: Sequence[Path]) -> None:
     for script in ("guest.sh", "hosts.sh"):
         shutil.copy(HERE / script, share)
     passed = {
@@ -144,7 +136,7 @@ def _write_share(share: Path, command: Sequence[str], devices: Sequence[str]) ->
         "environment": "".join(f"export {name}={shlex.quote(value)}\n" for name, value in passed.items()),
         "command": f"exec {shlex.join(command)}\n",
         "directory": f"{Path.cwd()}\n",
-        "layers": f"{programs.tools()}\n",
+        "layers": "".join(f"{layer}\n" for layer in layers),
         "disks": f"{' '.join(devices)}\n",
         "output": "",
         "state": "",

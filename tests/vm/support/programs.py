@@ -33,8 +33,9 @@ GUEST_PACKAGES = (
 BINDINGS = Path("usr/lib/polarkv-vm/python")
 
 
-def _name(kind: str, *parts: bytes) -> Path:
-    key = hashlib.sha256(b"\0".join((*parts, platform.machine().encode()))).hexdigest()[:12]
+def cached(kind: str, *parts: str) -> Path:
+    """Where a thing lies whose contents are decided by these words, and by this machine's kind."""
+    key = hashlib.sha256("\0".join((*parts, platform.machine())).encode()).hexdigest()[:12]
     return CACHE / f"{kind}-{key}"
 
 
@@ -43,7 +44,7 @@ def kernel() -> Path:
 
     Raises InstallError where there is no compiler or no source package, or with what the compiler said last.
     """
-    target = _name(f"uml-{VERSION}", CONFIG.read_bytes(), " ".join(BUILD_PACKAGES).encode())
+    target = cached(f"uml-{VERSION}", CONFIG.read_text(encoding="utf-8"), " ".join(BUILD_PACKAGES))
     return ensure(target, _build_kernel) / "linux"
 
 
@@ -84,8 +85,7 @@ def _check_config(resulting: str) -> None:
 
 def tools() -> Path:
     """Return a folder to lay over the guest's root: RDMA's libraries and tools, ``mdadm``, ``ip``, ``mkfs``."""
-    target = _name("tools", " ".join(GUEST_PACKAGES).encode(), suite().encode())
-    return ensure(target, _unpack_tools) / "root"
+    return ensure(cached("tools", " ".join(GUEST_PACKAGES), suite()), _unpack_tools) / "root"
 
 
 def bindings() -> Path:
@@ -96,10 +96,14 @@ def bindings() -> Path:
 def _unpack_tools(target: Path) -> None:
     root = target / "root"
     extract_debs(GUEST_PACKAGES, root)
-    # Over a root where these are links, folders would hide all that is there.
+    fold(root)
+    (root / BINDINGS).mkdir(parents=True)
+    (root / BINDINGS / "pyverbs").symlink_to("/usr/lib/python3/dist-packages/pyverbs")
+
+
+def fold(root: Path) -> None:
+    """Make unpacked packages fit over a root where these folders are links: they would hide all that is there."""
     for name in ("bin", "sbin", "lib"):
         if (root / name).is_dir():
             shutil.copytree(root / name, root / "usr" / name, symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(root / name)
-    (root / BINDINGS).mkdir(parents=True)
-    (root / BINDINGS / "pyverbs").symlink_to("/usr/lib/python3/dist-packages/pyverbs")
