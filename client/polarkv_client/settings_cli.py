@@ -27,7 +27,7 @@ from pydantic_core import PydanticUndefined
 from polarkv_client.config import ENVIRONMENT_PREFIX
 from polarkv_client.errors import ConfigurationError
 
-SECTIONS = ("client", "manager", "slab", "disk", "up", "operator", "webhook")
+SECTIONS = ("client", "manager", "slab", "disk", "raid", "up", "operator", "webhook")
 Command = TypeVar("Command", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)
 _size = TypeAdapter(ByteSize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from polarkv_client.cli.common import CLIENT
 from polarkv_dataplane.cli.servers import DISK, MANAGER, SLAB
 from polarkv_dataplane.cli.up import UP
+from polarkv_dataplane.raid.settings import RAID
 from polarkv_operator.cli import OPERATOR
 from polarkv_operator.webhooks.cli import WEBHOOK
 
@@ -36,6 +37,7 @@ _SECTIONS = (
     (MANAGER, "Manager", "`polarkv manager`."),
     (SLAB, "Slab server", "`polarkv slab`."),
     (DISK, "Disk server", "`polarkv disk`."),
+    (RAID, "Array", "`python -m polarkv_dataplane.raid`, the container `raid` of a cache node under `RAID0`."),
     (WEBHOOK, "Webhook", "`polarkv webhook`; the chart sets these."),
     (OPERATOR, "Operator", "`polarkv operator`."),
     (

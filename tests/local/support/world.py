@@ -160,7 +160,10 @@ def running(
     nodes: int = 1, memory: str = "16MiB", disk: str = "64MiB", *, files_at: Path | None = None,
     **sections: Mapping[str, object],
 ) -> Iterator[World]:  # fmt: skip
-    """A cluster. ``files_at``: where node 0 has its files; ``sections`` (manager, slab) change single settings."""
+    """A cluster. ``files_at``: where node 0 has its files, also those of an earlier life.
+
+    ``sections`` (manager, slab) change single settings.
+    """
     base: dict[str, Mapping[str, object]] = {"manager": MANAGER, "slab": SLAB, "disk": DISK}
     merged = {name: {**values, **sections.get(name, {})} for name, values in base.items()}
     with tempfile.TemporaryDirectory(prefix="pkv-", ignore_cleanup_errors=True) as folder:
@@ -168,7 +171,7 @@ def running(
         config.write_text(json.dumps(merged))
         directory = Path(folder) / "c"
         if files_at is not None:
-            files_at.mkdir()
+            files_at.mkdir(exist_ok=True)
             Places(directory).disk(0).parent.mkdir(parents=True)
             Places(directory).disk(0).symlink_to(files_at)
         with Cluster(nodes, memory, disk, directory, config=config) as cluster:
