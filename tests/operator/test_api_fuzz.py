@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polarkv_operator.api import SpecInvalid, parse
 from polarkv_operator.api.schema import open_api_schema
-from polarkv_operator.resources import cache_nodes, render, secrets, shortcomings
+from polarkv_operator.resources import cache_nodes, render, secrets
 from polarkv_operator.resources.common import Release
 from tests.operator.support import golden
 from tests.operator.support.clusters import body
@@ -51,7 +51,6 @@ def read(given_body: dict[str, Any]) -> None:
         contents = secrets.complete(cluster, {}, golden.tokens())
         made = render.children(cluster, Release("polarkv:1"), contents, cluster.spec.cache_nodes.replicas)
         cache_nodes.differences_in_volumes(cluster, made[-1])
-        shortcomings.of(cluster)
     except SpecInvalid as error:
         refusal = error
     if refusal is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from polarkv_client.config import load_config
 from polarkv_client.connectors.settings import load_connector_config
 from polarkv_dataplane.cli.servers import DISK, MANAGER, SLAB
 from polarkv_dataplane.manager.shell.credentials import load_credentials
+from polarkv_dataplane.raid.settings import RAID
 from polarkv_dataplane.slab.settings import SlabSettings
 from polarkv_operator.api import PolarKVCluster, SpecInvalid, parse
 from polarkv_operator.api.schema import open_api_schema
@@ -28,7 +28,6 @@ from polarkv_operator.resources import (
     render,
     secrets,
     settings,
-    shortcomings,
 )
 from polarkv_operator.resources.common import Release, SecretDigests
 from polarkv_operator.resources.engine_arguments import SGLANG_EXTRA_CONFIG, Engine, arguments
@@ -330,11 +329,16 @@ def test_an_array_cannot_use_members_that_grew() -> None:
     assert cache_nodes.grown_claims(cluster("cacheNodes.storage.volumeSize", "20Gi"), stateful_set())
 
 
-def test_what_this_release_cannot_do_is_said() -> None:
+def test_the_raid_container_is_told_what_its_program_reads() -> None:
     striped = {"layout": "RAID0", "volumeSize": "10Gi"}
-    is_built = importlib.util.find_spec("polarkv_dataplane.raid") is not None
-    assert (shortcomings.of(cluster("cacheNodes.storage", striped)) == []) == is_built
-    assert shortcomings.of(cluster()) == []
+    raid = container(stateful_set("cacheNodes.storage", {**striped, "volumesPerNode": 2}), "raid")
+    told = {each["name"]: each.get("value", "") for each in raid["env"]}
+    settings = RAID.load({}, environment=told)
+    assert settings.devices == ["/dev/polarkv/0", "/dev/polarkv/1"]
+    assert str(settings.mount) == "/var/lib/polarkv/array/data"
+    assert settings.owner == 65532
+    known = {setting.variable for setting in RAID.settings()}
+    assert {name for name in told if name.startswith("POLARKV_RAID_")} <= known
 
 
 def test_nobody_named_is_everybody_and_named_is_only_those() -> None:

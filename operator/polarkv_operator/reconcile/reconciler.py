@@ -32,7 +32,7 @@ from polarkv_operator.reconcile.plan.scale import plan_scaling
 from polarkv_operator.reconcile.plan.trouble import Trouble, find_trouble
 from polarkv_operator.reconcile.plan.world import Notice, World
 from polarkv_operator.reconcile.status import Facts, make_status, read_memory, refused_status
-from polarkv_operator.resources import cache_nodes, names, render, secrets, shortcomings
+from polarkv_operator.resources import cache_nodes, names, render, secrets
 from polarkv_operator.resources.common import Release, image
 
 SOON_S, LATER_S, STEADY_S, SAMPLE_S = 2.0, 10.0, 30.0, 5.0
@@ -171,9 +171,6 @@ class Reconciler:
         problems = [
             ("NameTaken", f"{kind} {name} is there and is not this cluster's: delete it, or rename the cluster")
             for kind, name in children.taken
-        ]
-        problems += [
-            ("NotInThisRelease", f"{lack.field}: {lack.message}") for lack in shortcomings.of(cluster)
         ]
         notices: list[Notice] = []
         live = observed.child(STATEFUL_SET, names.cache(cluster))

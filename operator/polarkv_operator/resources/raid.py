@@ -6,14 +6,19 @@ the two ends of the pod's life.
 
 The contract of ``python -m polarkv_dataplane.raid``:
 
-- ``hold`` assembles the array named by the environment, creates it when no member belongs to one, mounts its file
-  system, writes nothing else, and waits; on SIGTERM it unmounts, stops the array and exits with 0.
-- ``check`` exits with 0 while the file system is mounted.
+- ``hold`` assembles the array named by the environment, creates it when all members are blank, mounts its file system,
+  and waits; on SIGTERM it unmounts, stops the array and exits with 0. Whatever else members hold is refused, with the
+  reason, and stays.
+- ``check`` exits with 0 while the file system is mounted and the array serves.
 - ``POLARKV_RAID_ARRAY``: a name for the array, the same in every life of the cache node, unique on any machine:
   namespace/pod. (Names in md's own records have 32 bytes: the program derives one.)
 - ``POLARKV_RAID_DEVICES``: the members' block devices, separated by commas, in no order that matters.
 - ``POLARKV_RAID_MOUNT``: where to mount, below a folder whose mounts reach the other containers.
 - ``POLARKV_RAID_OWNER``: number of the user and group that the file system's root must belong to.
+
+What a user may add by ``cacheNodes.podTemplate`` are the program's other settings: ``POLARKV_RAID_OVERWRITE`` names
+what members hold and may lose, in the words of the refusal. It names contents, not devices, and so means nothing once
+they are gone.
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ ARRAY_VOLUME = "array"
 DEVICES_FOLDER = "/dev/polarkv"
 # Mounting makes an ext4 of many terabytes once in a cache node's life.
 _START_SECONDS = 600
+# A file system of many terabytes that has to be checked after a crash takes its maps; usually it is a fraction.
+_CHECKING_MEMORY = "1Gi"
 
 
 def is_needed(cluster: PolarKVCluster) -> bool:
@@ -57,7 +64,7 @@ def assembler(cluster: PolarKVCluster, release: Release, volumes: list[str]) -> 
             {"name": "POLARKV_RAID_MOUNT", "value": settings.ARRAY_MOUNT},
             {"name": "POLARKV_RAID_OWNER", "value": str(names.USER_ID)},
         ],
-        resources={"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "128Mi"}},
+        resources={"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": _CHECKING_MEMORY}},
         volumeDevices=[{"name": name, "devicePath": device(index)} for index, name in enumerate(volumes)],
         volumeMounts=[{"name": ARRAY_VOLUME, "mountPath": settings.ARRAY_FOLDER, "mountPropagation": "Bidirectional"}],
         startupProbe={

@@ -40,7 +40,11 @@ SOURCES = (
     "README.md",
     "LICENSE",
 )
-BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "dash", "coreutils", "ca-certificates")
+BASE_PACKAGES = (
+    "python3", "python3-venv", "python3-pip", "dash", "coreutils", "ca-certificates",
+    # What the Containerfile would fetch for arrays, were it not there.
+    "mdadm", "e2fsprogs", "mount", "util-linux",
+)  # fmt: skip
 # What the packages' scripts would do, for as much as an image of Python needs; "$1" is its root.
 FINISH = r"""
 cd "$1"
