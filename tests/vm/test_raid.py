@@ -42,6 +42,10 @@ def disks() -> Iterator[list[str]]:
     for path in paths:
         blank(path)
     yield paths
+    # A test that failed may have left a mount, and the next one must not fail for that.
+    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
+        if line.startswith(str(observe.NODES)):
+            run("umount", line.split()[1])
     for folder in Path("/sys/block").glob("md*"):
         if (folder / "md/array_state").read_text(encoding="ascii").strip() != "clear":
             run("mdadm", "--stop", f"/dev/{folder.name}")
