@@ -66,6 +66,10 @@ def test_a_goal_that_nothing_meets_is_said(trace: str, capsys: pytest.CaptureFix
     assert (code, found["met"], len(found["tried"])) == (1, False, found["candidates"])
     assert run(["plan", "--trace", trace, "--ttft", goal, *MODEL, *limits]) == 1
     assert "none meets the goal" in capsys.readouterr().out
+    assert run(["plan", "--trace", trace, "--ttft", goal, *MODEL, *limits, "-o", "cr"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""  # nothing for kubectl
+    assert "none meets the goal" in told.err
 
 
 def test_a_goal_that_engines_alone_miss_is_not_looked_for(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,7 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
         ([line(input_length=5_120_000_000, hash_ids=[1])], "10,000,000 blocks of 512"),
         ([line(input_length=1000, hash_ids=list(range(63)))], "blocks of that size"),
         ([line(input_length=0)], "request 1: hash_ids"),
+        ([line(input_length=0, hash_ids=[])], "names no block"),
     ],
 )
 def test_bad_traces_are_named(

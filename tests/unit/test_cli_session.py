@@ -47,6 +47,12 @@ def test_longer_waits_give_way_to_whatever_is_set(
     assert asked[-1].transport == "tcp"
 
 
+def test_a_batch_that_no_machine_bears_is_refused() -> None:
+    assert parse_chunk("1MiB", 1024) == 1 << 20
+    with pytest.raises(ConfigurationError, match="--batch=1024"):
+        parse_chunk("1GiB", 1024)
+
+
 @pytest.mark.parametrize("text", ["0", "1025MiB", "much"])
 def test_a_chunk_of_no_possible_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--chunk"):

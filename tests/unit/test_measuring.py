@@ -115,9 +115,31 @@ def test_a_known_prefill_alone_needs_no_cluster(capsys: pytest.CaptureFixture[st
     assert (code, found["prefill_tokens_per_s"], found["store_bytes_per_s"]) == (0, 10, 0)
 
 
+def test_an_engine_that_answers_no_json_is_told_so() -> None:
+    def page(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text="<html>")
+
+    with httpx.Client(transport=httpx.MockTransport(page)) as http, pytest.raises(PolarKVError, match="--engine-model"):
+        measure_prefill(URL, "", (1, 2), 1, http=http)
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--prefill", "1", "--engine", URL], ["--engine", URL, "--prompt-tokens", "many"]]
+    ("arguments", "named"),
+    [
+        (["--prefill", "1", "--engine", URL], "--prefill"),
+        (["--engine", URL, "--prompt-tokens", "many"], "--prompt-tokens"),
+        (["--engine", URL, "--prompt-tokens", "5,5"], "--prompt-tokens"),
+        (["--engine", URL, "--prompt-tokens", "5"], "--prompt-tokens"),
+        (["--engine", "engine:8000"], "--engine"),
+        (["--engine", "ftp://engine"], "--engine"),
+        (["--engine", "http://[::1"], "--engine"),
+        (["--prompt-tokens", "5,6"], "--prompt-tokens"),
+        ([], "--no-transfers"),
+        (["--prefill", "1", "--batch", "4"], "--batch"),
+        (["--prefill", "1", "--output", "/proc/none/c.json"], "--output"),
+        (["--prefill", "1", "--output", "/"], "--output"),
+    ],
 )
-def test_wrong_usage_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_wrong_usage_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], named: str) -> None:
     code, found = calibrate(capsys, "--no-transfers", *arguments)
-    assert (code, found["error"]["kind"]) == (2, "ConfigurationError")
+    assert (code, found["error"]["kind"], found["error"]["field"]) == (2, "ConfigurationError", named)

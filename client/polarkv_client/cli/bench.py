@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_BYTES = 1 << 20
 _MARK_BYTES = 8
-_TO_REMOVE_S = 30.0
+TO_REMOVE_S = 15.0  # leases and tickets of a call that was given up end before
 
 
 @dataclass
@@ -52,14 +52,18 @@ class Bench:
         return {name: round(statistics.median(values), 6) if values else 0.0 for name, values in rates.items()}
 
 
-def measure(client: SyncClient, bench: Bench, rounds: int, advance: Callable[[int], None]) -> list[bytes]:
-    """Store and load ``rounds`` batches, comparing every byte; return the keys that were used."""
+def measure(
+    client: SyncClient, bench: Bench, rounds: int, advance: Callable[[int], None], used: list[bytes]
+) -> None:  # fmt: skip
+    """Store and load ``rounds`` batches, comparing every byte.
+
+    Keys are added to ``used`` before they are stored: who is interrupted can remove them.
+    """
     sample = os.urandom(min(_SAMPLE_BYTES, bench.chunk_bytes))
     repeated = (sample * -(-bench.chunk_bytes // len(sample)))[: bench.chunk_bytes]
     sources = [bytearray(repeated) for _ in range(bench.batch)]
     targets = [bytearray(bench.chunk_bytes) for _ in range(bench.batch)]
     namespace = Namespace(model_id=f"bench/{secrets.token_hex(8)}", chunk_tokens=1)
-    used: list[bytes] = []
     batch_bytes = bench.batch * bench.chunk_bytes
     for number in range(rounds):
         keys = chunk_keys(namespace, range(number * bench.batch, (number + 1) * bench.batch))[-bench.batch :]
@@ -82,7 +86,6 @@ def measure(client: SyncClient, bench: Bench, rounds: int, advance: Callable[[in
         bench.load_ms.append(round(load_s * 1000, 3))
         advance(2 * batch_bytes)
     bench.transports = {node.node: node.transport for node in client.status().nodes}
-    return used
 
 
 @click.command(short_help="Measure store and load bandwidth of the running cluster.")
@@ -96,17 +99,20 @@ def measure(client: SyncClient, bench: Bench, rounds: int, advance: Callable[[in
 @session_options
 def bench(session: Session, chunk: str, batch: int, rounds: int, transport: str | None, keep: bool) -> None:
     """Store fresh chunks and load them back, comparing every byte. A quick look, not a benchmark with peers."""
-    chunk_bytes = parse_chunk(chunk)
+    chunk_bytes = parse_chunk(chunk, batch)
     result = Bench(chunk_bytes, batch)
     total_bytes = 2 * rounds * batch * chunk_bytes
     with (
         session.patient_client(transport=transport) as client,
         progress("bench", total_bytes, quiet=session.as_json) as advance,
     ):
-        used = measure(client, result, rounds, advance)
-    if not keep and session.settings().admin:
-        with session.admin() as admin:
-            admin.evict_within(used, _TO_REMOVE_S, purge=True)
+        used: list[bytes] = []
+        try:
+            measure(client, result, rounds, advance, used)
+        finally:
+            if used and not keep and session.settings().admin:
+                with session.admin() as admin:
+                    admin.evict_within(used, TO_REMOVE_S, purge=True)
     session.show({**asdict(result), "median": result.medians()}, lambda out: _render(out, result))
     if result.corrupted:
         raise PolarKVError(f"{result.corrupted} chunks came back with wrong bytes")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CLIENT = Section("client", ClientConfig)
 _WAIT_FOR_SPACE_MS = 10_000
 _DEADLINE_MS = 30_000
+_MOST_BATCH_BYTES = 2 << 30
 _FOLDERS = (".polarkv", "~/.polarkv")
 
 
@@ -125,15 +126,18 @@ def find_connection(named: Path | None) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def parse_chunk(text: str) -> int:
-    """Bytes of ``--chunk``.
+def parse_chunk(text: str, batch: int = 1) -> int:
+    """Bytes of ``--chunk``, of which a ``--batch`` is in memory at a time, once to store and once to load.
 
     Raises:
-        ConfigurationError: it is no size, or none that a chunk can have.
+        ConfigurationError: it is no size, or none that a chunk can have, or a batch is larger than a machine bears.
     """
     chunk_bytes = parse_size(text, "--chunk")
     if not 1 <= chunk_bytes <= MAX_PAYLOAD_BYTES:
         raise ConfigurationError("--chunk", text, f"use 1B to {show_size(MAX_PAYLOAD_BYTES)}")
+    if batch * chunk_bytes > _MOST_BATCH_BYTES:
+        fix = f"{batch} chunks of {text} are more than {show_size(_MOST_BATCH_BYTES)}: use fewer or smaller ones"
+        raise ConfigurationError("--batch", batch, fix)
     return chunk_bytes
 
 

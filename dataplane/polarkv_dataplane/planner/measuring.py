@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from polarkv_client.cli.admin_api import AdminClient
-from polarkv_client.cli.bench import Bench, measure
+from polarkv_client.cli.bench import TO_REMOVE_S, Bench, measure
 from polarkv_client.errors import ConfigurationError, PolarKVError, Unavailable
 from polarkv_client.states import Tier
 from polarkv_client.sync import SyncClient
@@ -63,16 +63,18 @@ def _time_one(url: str, model: str, tokens: list[int], http: httpx.Client, clock
 
 
 def _first_model(url: str, http: httpx.Client) -> str:
-    answer = _answer(lambda: http.get(f"{url.rstrip('/')}/v1/models"), url).json()
+    answer = _answer(lambda: http.get(f"{url.rstrip('/')}/v1/models"), url)
     try:
-        return str(answer["data"][0]["id"])
-    except (KeyError, IndexError, TypeError):
+        return str(answer.json()["data"][0]["id"])
+    except (KeyError, IndexError, TypeError, ValueError):
         raise PolarKVError(f"{url} lists no model: say --engine-model") from None
 
 
 def _answer(call: Callable[[], httpx.Response], url: str) -> httpx.Response:
     try:
         answer = call()
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise ConfigurationError("--engine", url, f"{error}: use http://HOST:PORT") from error
     except httpx.HTTPError as error:
         raise Unavailable(f"the engine at {url} does not answer: {error}") from error
     if answer.is_error:
@@ -100,8 +102,9 @@ def measure_transfers(
         PolarKVError: bytes came back wrong, or chunks were not stored or not found again.
     """
     found = Bench(chunk_bytes, batch)
-    keys = measure(client, found, rounds, advance)
+    keys: list[bytes] = []
     try:
+        measure(client, found, rounds, advance, keys)
         if found.corrupted:
             raise PolarKVError(f"{found.corrupted} chunks came back with wrong bytes")
         if found.not_stored or found.missed:
@@ -111,8 +114,8 @@ def measure_transfers(
             )
         disk, why = _from_disk(client, admin, keys, chunk_bytes, batch)
     finally:
-        if admin is not None:
-            admin.evict_within(keys, _TO_DISK_S, purge=True)
+        if admin is not None and keys:
+            admin.evict_within(keys, TO_REMOVE_S, purge=True)
     medians = found.medians()
     return Transfers(medians["store_gb_per_s"] * 1e9, medians["load_gb_per_s"] * 1e9, disk, why)
 

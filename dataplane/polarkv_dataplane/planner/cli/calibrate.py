@@ -76,8 +76,8 @@ def _lengths(text: str) -> list[int]:
 
 
 def _transfers(session: Session, asked: dict[str, Any]) -> Transfers:
-    chunk_bytes = parse_chunk(asked["chunk"])
     rounds, batch = asked["rounds"], asked["batch"]
+    chunk_bytes = parse_chunk(asked["chunk"], batch)
     total = 2 * rounds * batch * chunk_bytes
     with (
         session.patient_client() as client,

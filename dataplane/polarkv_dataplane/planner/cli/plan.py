@@ -242,7 +242,7 @@ def _plan_for_trace(file: PriceFile, market: str | None, as_json: bool, asked: d
         rows = [{**_fleet_json(each.fleet), "ttft_s": round(each.ttft_s, 4)} for each in tried]
         click.echo(json.dumps({"met": met is not None, "candidates": len(fleets), "tried": rows}, indent=2))
     else:
-        _show_tried(console(), tried, met is not None, len(fleets), asked)
+        _show_tried(console(stderr=asked["output"] == "cr"), tried, met is not None, len(fleets), asked)
     if met is None:
         raise click.exceptions.Exit(1)
 

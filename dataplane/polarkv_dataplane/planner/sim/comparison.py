@@ -104,6 +104,8 @@ def jobs(
     """
     made = []
     whole = distinct_blocks(trace)
+    if not whole:
+        raise ConfigurationError("trace", f"{len(trace)} requests", "names no block: there is nothing to cache")
     for each in bought:
         in_memory = max(1, blocks_in_memory(each.hardware(Organisation.MEMORY), base.block_bytes))
         for wanted in working_sets or (whole / in_memory,):
