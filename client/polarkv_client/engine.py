@@ -178,6 +178,14 @@ class Engine:
         """Whether this came from a parent process by fork. Parent and child would read each other's answers."""
         return self._forks != _Forks.count
 
+    def count_transfer(self, transport: Transport, what: str, moved_bytes: int, error: BaseException | None) -> None:
+        """Note one call of a transport: ``what`` is "read" or "write", ``moved_bytes`` the payloads that count."""
+        name = f"{transport.name}_{what}"
+        self.counters.add(f"{name}_operations")
+        self.counters.add(f"{name}_bytes", moved_bytes)
+        if error is not None:
+            self.counters.add(f"{name}_errors")
+
     def close(self) -> None:
         """Give everything back. Running operations end with errors."""
         self.background.close(_BACKGROUND_S)

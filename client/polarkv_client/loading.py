@@ -122,9 +122,11 @@ class Load(Job[Lease]):
         except errors.PolarKVError as ended:
             results = [result or ended for result in results]
         worst: errors.PolarKVError | None = None
+        moved_bytes = 0
         for place, pick, result in zip(part.places, part.picks, results, strict=True):
             if result is None:
                 self.outcomes[place] = self._tiers[place]
+                moved_bytes += pick.extent.length_bytes
                 continue
             self._missed(place, result)
             if isinstance(result, errors.Damaged):
@@ -133,6 +135,8 @@ class Load(Job[Lease]):
                 worst = result
                 lease.clean = lease.clean and part.transport.ended_cleanly(result)
         self.engine.transports.done(part.node, worst)
+        failure = worst or next((result for result in results if result is not None), None)
+        self.engine.count_transfer(part.transport, "read", moved_bytes, failure)
 
     def withdraw(self, part: Part[Lease], error: errors.PolarKVError) -> None:
         for place in part.places:

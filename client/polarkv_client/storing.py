@@ -89,9 +89,11 @@ class Store(Job[Ticket]):
             checksums = part.transport.write(part.grant, part.picks, part.held.scope)
         except errors.PolarKVError as error:
             self.engine.transports.done(part.node, error)
+            self.engine.count_transfer(part.transport, "write", 0, error)
             self.withdraw(part, error)
             return
         self.engine.transports.done(part.node, None)
+        self.engine.count_transfer(part.transport, "write", part.size_bytes, None)
         part.held.written += zip(part.places, checksums, strict=True)
 
     def withdraw(self, part: Part[Ticket], error: errors.PolarKVError) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polarkv_client.cli import doctor_checks as checks
-from polarkv_client.cli.doctor_checks import Level
+from polarkv_client.cli.findings import Level
 
 
 @pytest.mark.parametrize(
@@ -27,21 +27,6 @@ def test_huge_pages_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled" in finding.fix
     texts["shmem_enabled"] = "always within_size [advise] never deny force"
     assert checks.check_huge_pages().level is Level.OK
-
-
-def test_memory_lock_matters_with_rdma_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "has_capability", lambda number: False)
-    monkeypatch.setattr("resource.getrlimit", lambda what: (8 << 20, 8 << 20))
-    monkeypatch.setattr(checks, "rdma_devices", list)
-    assert checks.check_memlock().level is Level.OK
-    monkeypatch.setattr(checks, "rdma_devices", lambda: ["erdma_0 (active)"])
-    finding = checks.check_memlock()
-    assert (finding.level, "ulimit -l unlimited" in finding.fix) == (Level.WARN, True)
-
-
-def test_a_device_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "rdma_devices", lambda: ["mlx5_0 (active)", "mlx5_1 (down)"])
-    assert checks.check_rdma().level is Level.WARN
 
 
 def test_a_directory_that_cannot_be_used() -> None:

@@ -11,7 +11,8 @@ import click
 
 from polarkv_client import errors
 from polarkv_client.cli.common import Session, find_connection, session_options, table
-from polarkv_client.cli.doctor_checks import Finding, Level, machine_findings
+from polarkv_client.cli.doctor_checks import machine_findings
+from polarkv_client.cli.findings import Finding, Level
 from polarkv_client.cli.main import ExitCode
 from polarkv_client.states import NodeState
 

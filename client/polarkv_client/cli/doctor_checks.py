@@ -13,47 +13,20 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from polarkv_client.cli.doctor_rdma import rdma_findings
+from polarkv_client.cli.findings import Finding, Level, has_capability, read_text
 from polarkv_client.layout import ALIGNMENT_BYTES
 from polarkv_client.settings_cli import show_size
 
 _CAP_SYS_ADMIN = 21
-_CAP_IPC_LOCK = 14
 _THP = Path("/sys/kernel/mm/transparent_hugepage")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _GOOD_CONGESTION = ("cubic", "reno")
 _DOCKER_SHM_BYTES = 64 << 20
 _LOW_SPACE_BYTES = 1 << 30
 _MANY_FILES = 4096
-
-
-class Level(StrEnum):
-    """How bad it is: ``warn`` works but slower or with less; ``fail`` does not work."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. ``fix`` is empty when there is nothing to do."""
-
-    check: str
-    level: Level
-    found: str
-    fix: str = ""
-
-
-def read_text(path: str | Path) -> str:
-    """A small file's text; empty when it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def check_python() -> Finding:
@@ -85,12 +58,6 @@ def check_kernel(release: str | None = None) -> Finding:
         fix = "Linux 5.14 or newer gives memory its pages ahead of the first request"
         return Finding("kernel", Level.WARN, release, fix)
     return Finding("kernel", Level.OK, release)
-
-
-def has_capability(number: int) -> bool:
-    """Whether this process has a capability in its effective set."""
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)", read_text("/proc/self/status"), re.MULTILINE)
-    return bool(match and int(match[1], 16) >> number & 1)
 
 
 def _chosen(text: str) -> str:
@@ -125,43 +92,6 @@ def check_shm() -> Finding:
         fix = "only needed for --pool-path: docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory"
         return Finding("/dev/shm", Level.WARN, found, fix)
     return Finding("/dev/shm", Level.OK, found)
-
-
-def rdma_devices() -> list[str]:
-    """Names of RDMA devices, with the state of their first port."""
-    found = []
-    for device in sorted(Path("/sys/class/infiniband").glob("*")):
-        state = read_text(device / "ports" / "1" / "state").partition(": ")[2] or "state unknown"
-        found.append(f"{device.name} ({state.lower()})")
-    return found
-
-
-def check_rdma() -> Finding:
-    """Whether there are RDMA devices. None is no fault: TCP and shared memory are used then."""
-    devices = rdma_devices()
-    if not devices:
-        return Finding("rdma", Level.OK, "no devices: TCP and shared memory are used")
-    down = [device for device in devices if "(active)" not in device]
-    if down:
-        fix = "bring the link up: ip link set DEVICE up; see 'rdma link'"
-        return Finding("rdma", Level.WARN, ", ".join(devices), fix)
-    if importlib.util.find_spec("pyverbs") is None:
-        fix = "install the system's pyverbs (Debian: apt-get install python3-pyverbs)"
-        return Finding("rdma", Level.WARN, f"{', '.join(devices)}, but no pyverbs", fix)
-    return Finding("rdma", Level.OK, ", ".join(devices))
-
-
-def check_memlock() -> Finding:
-    """How much memory may be locked: RDMA registers, and so locks, the whole pool."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY or has_capability(_CAP_IPC_LOCK):
-        limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{show_size(soft)}, lifted by IPC_LOCK"
-        return Finding("memlock", Level.OK, limit)
-    found = f"{show_size(soft)} (hard limit {'unlimited' if hard == resource.RLIM_INFINITY else show_size(hard)})"
-    if not rdma_devices():
-        return Finding("memlock", Level.OK, f"{found}; only RDMA needs more")
-    fix = "ulimit -l unlimited (or LimitMEMLOCK=infinity; in Kubernetes the IPC_LOCK capability)"
-    return Finding("memlock", Level.WARN, found, fix)
 
 
 def check_open_files() -> Finding:
@@ -228,8 +158,7 @@ def machine_findings(directory: Path) -> Iterator[Finding]:
     yield check_kernel()
     yield check_huge_pages()
     yield check_shm()
-    yield check_memlock()
     yield check_open_files()
     yield check_congestion()
-    yield check_rdma()
+    yield from rdma_findings()
     yield from check_directory(directory)

@@ -169,6 +169,13 @@ class Transport(ABC):
         """Whether the node's server is known to have gone, without asking it; what is held of it is of no use then."""
         return False
 
+    def upkeep(self) -> None:  # noqa: B027 (most have nothing to mend)
+        """Called now and then from a thread of the client's own, to mend what broke. Bounded in time.
+
+        Raises:
+            PolarKVError: it could not be mended now.
+        """
+
     @abstractmethod
     def ended_cleanly(self, error: BaseException) -> bool:
         """Whether, after a read failed with ``error``, no transfer of it can still be running anywhere."""

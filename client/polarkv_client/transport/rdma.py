@@ -40,6 +40,8 @@ class RdmaTransport(Transport):
         self._session: Session | None = None
         self._idle: dict[bool, list[MovingLane]] = {False: [], True: []}  # by whether they may write
         self._lanes: dict[bool, int] = {False: 0, True: 0}
+        self._lost: dict[bool, int] = {False: 0, True: 0}  # that failed and have no successor yet
+        self._shown: dict[bool, HeldGrant] = {}  # the last grant of each kind
         self._next_rail = 0
         self._closed = False
         self.ended_why = ""
@@ -87,6 +89,17 @@ class RdmaTransport(Transport):
         session = self._session
         return session is not None and bool(session.ended)
 
+    def upkeep(self) -> None:
+        """Replace lanes that failed, so that the next call need not. The last grant may have ended: then it must."""
+        for kind, grant in list(self._shown.items()):
+            while True:
+                with self._lock:
+                    if self._closed or not self._lost[kind] or self._lanes[kind] >= _MOST_LANES:
+                        break
+                    self._lost[kind] -= 1
+                    self._lanes[kind] += 1
+                self._put(self._connect_counted(kind, grant, Scope(time.monotonic() + self._connect_timeout_s)))
+
     def ended_cleanly(self, error: BaseException) -> bool:
         return True  # the lane of a read that failed is destroyed before the call returns
 
@@ -115,6 +128,7 @@ class RdmaTransport(Transport):
         """An idle lane, else a new one, else the next that becomes idle."""
         kind = grant.body.access == Access.WRITE
         with self._lock:
+            self._shown[kind] = grant
             while True:
                 if self._closed:
                     raise errors.Unavailable(f"the transport to {self.node.name} is closed")
@@ -125,8 +139,13 @@ class RdmaTransport(Transport):
                     self._forget(lane)
                 if self._lanes[kind] < _MOST_LANES:
                     self._lanes[kind] += 1
+                    self._lost[kind] = max(0, self._lost[kind] - 1)
                     break
                 self._changed.wait(min(scope.remaining(), 0.1))
+        return self._connect_counted(kind, grant, scope)
+
+    def _connect_counted(self, kind: bool, grant: HeldGrant, scope: Scope) -> MovingLane:
+        """A new lane that has been counted already."""
         try:
             return self._connect(grant, scope)
         except BaseException:
@@ -147,6 +166,7 @@ class RdmaTransport(Transport):
         """The lock is held."""
         lane.close()
         self._lanes[lane.can_write] -= 1
+        self._lost[lane.can_write] += not self._closed
         if self._session is not None:
             self._session.drop(lane)
         self._changed.notify()

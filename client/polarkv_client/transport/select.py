@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -124,7 +125,13 @@ class Transports:
             routes = list(self._routes.values())
         for route in routes:
             transport = route.transport
-            if transport is None or not transport.peer_gone() or not route.lock.acquire(blocking=False):
+            if transport is None:
+                continue
+            if not transport.peer_gone():
+                with contextlib.suppress(errors.PolarKVError):
+                    transport.upkeep()
+                continue
+            if not route.lock.acquire(blocking=False):
                 continue  # who connects now will find out
             try:
                 if route.transport is transport:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from polarkv_client.endpoints import RdmaEndpoint, RdmaPort
 from polarkv_client.errors import (
@@ -175,6 +176,10 @@ class _Session:
             _log.error("RDMA: a queue pair stays: %s", error)
 
 
+def _traffic(device: str, what: str) -> float:
+    return devices.traffic(device).get(what, 0)
+
+
 class RdmaPath:
     """Serves sessions on connections that the TCP path hands over."""
 
@@ -240,7 +245,9 @@ class RdmaPath:
 
     def _show(self, name: str, binding: str, gid: devices.Gid) -> None:
         _log.info("RDMA: %s, GID %d (%s), by %s", name, gid.number, gid.text, binding)
-        self.counters.set(labelled("polarkv_slab_rdma_device_info", "device", name), 1)
+        for what in devices.traffic(name):
+            total = labelled(f"polarkv_slab_rdma_device_{what}_total", "device", name)
+            self.counters.gauge(total, partial(_traffic, name, what))
 
     def endpoint(self, tcp: str) -> str:
         """What to tell clients; ``tcp`` is where sessions are opened. Empty: RDMA is not offered."""

@@ -87,6 +87,13 @@ def pick_gid(device: Seen, index: int | None) -> Gid:
     )
 
 
+def interfaces(name: str, sysfs: Path = SYSFS) -> list[str]:
+    """The network interfaces that a device's addresses are of."""
+    folder = sysfs / "class" / "infiniband" / name / "ports" / str(PORT) / "gid_attrs" / "ndevs"
+    found = {_text(folder / str(index)) for index in range(_MOST_HOLES)}
+    return sorted(found - {""})
+
+
 def source_address(towards: str) -> str:
     """The address that this machine would send from to an IP address; "" when it knows no way there."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
@@ -98,16 +105,28 @@ def source_address(towards: str) -> str:
         return ""
 
 
-def counters(name: str, sysfs: Path = SYSFS) -> dict[str, int]:
-    """A port's counters, standard and the device's own, by name."""
+# What counts what, by drivers; InfiniBand's own data counters are in words of four bytes.
+_TRAFFIC: dict[str, tuple[tuple[str, int], ...]] = {
+    "sent_bytes": (("counters/port_xmit_data", 4), ("hw_counters/tx_bytes", 1), ("hw_counters/hw_tx_bytes_cnt", 1)),
+    "received_bytes": (("counters/port_rcv_data", 4), ("hw_counters/rx_bytes", 1), ("hw_counters/hw_rx_bytes_cnt", 1)),
+    "sent_packets": (
+        ("counters/port_xmit_packets", 1), ("hw_counters/sent_pkts", 1), ("hw_counters/hw_tx_packets_cnt", 1),
+    ),
+    "received_packets": (
+        ("counters/port_rcv_packets", 1), ("hw_counters/rcvd_pkts", 1), ("hw_counters/hw_rx_packets_cnt", 1),
+    ),
+}  # fmt: skip
+
+
+def traffic(name: str, sysfs: Path = SYSFS) -> dict[str, int]:
+    """What a device has moved, as far as its driver counts: ``sent_bytes``, ``received_packets`` and so on."""
     folder = sysfs / "class" / "infiniband" / name / "ports" / str(PORT)
     found: dict[str, int] = {}
-    for kind in ("counters", "hw_counters"):
-        if (folder / kind).is_dir():
-            for path in sorted((folder / kind).iterdir()):
-                text = _text(path)
-                if text.isdigit():
-                    found[path.name] = int(text)
+    for what, places in _TRAFFIC.items():
+        for place, unit in places:
+            if (text := _text(folder / place)).isdigit():
+                found[what] = int(text) * unit
+                break
     return found
 
 

@@ -274,11 +274,9 @@ class Lane(Generic[Posted]):
         if pair is None:
             return
         self.broken = self.broken or "the lane is closed"
-        try:
-            # If this fails the lane's memory must stay: the device may still write to it.
-            pair.close()
-        finally:
-            self.write_until = NEVER
+        # If this fails the lane's memory must stay, and the write's note: the device may still be at work on both.
+        pair.close()
+        self.write_until = NEVER
         region, events = self._region, self._events
         self._region = self._events = None
         assert region is not None and events is not None
