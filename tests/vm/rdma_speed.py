@@ -1,0 +1,214 @@
+"""What RDMA costs here: the client, one transport's call, and a bare loop of verbs, on the same device and kernel.
+
+``python -m tests.vm.support run -- python -m tests.vm.rdma_speed``. Not a test: a machine with other work to do has no
+speed. Figures are GB/s of payload, the best of several rounds, and microseconds an operation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from polarkv_client.buffers import address_of
+from polarkv_client.protocol.grants import Access
+from polarkv_client.protocol.messages import QueuePair
+from polarkv_client.transport.verbs import bindings, devices, seam
+from polarkv_client.transport.verbs.local import LocalDevices
+from polarkv_client.transport.verbs.seam import Opcode, Work
+from tests.contract.peers import Bench, OwnDevices, picks, soon
+from tests.local.support.world import running
+from tests.support.slab_process import start_slab
+
+MIB = 1 << 20
+TOTAL_BYTES = 64 * MIB
+DEPTH = 16
+ROUNDS = 5
+
+
+Moves = dict[str, Callable[[], None]]
+
+
+def race(ways: dict[str, Moves]) -> dict[str, dict[str, float]]:
+    """GB/s of each way's fastest round. Rounds alternate, so that all have the same machine."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for _ in range(ROUNDS):
+        for direction in ("WRITE", "READ"):
+            for way, moves in ways.items():
+                begin = time.perf_counter()
+                moves[direction]()
+                times.setdefault((direction, way), []).append(time.perf_counter() - begin)
+    found: dict[str, dict[str, float]] = {}
+    for (direction, way), spent in times.items():
+        found.setdefault(direction, {})[way] = TOTAL_BYTES / min(spent) / 1e9
+    return found
+
+
+class Loop:
+    """Two queue pairs, one on each device, in one process; posts and polls, and does nothing else."""
+
+    def __init__(self, binding: str, chunk_bytes: int) -> None:
+        made = bindings.need(binding)
+        self.chunk_bytes = chunk_bytes
+        self.ends = [made.open(name) for name in ("rxe0", "rxe1")]
+        self.memory = [mmap.mmap(-1, TOTAL_BYTES) for _ in self.ends]
+        self.addresses = [address_of(memoryview(memory)) for memory in self.memory]
+        everything = seam.Access.LOCAL_WRITE | seam.Access.REMOTE_READ | seam.Access.REMOTE_WRITE
+        self.regions = [
+            end.register(address, TOTAL_BYTES, everything)
+            for end, address in zip(self.ends, self.addresses, strict=True)
+        ]
+        self.queues = [end.completions(128, events=False) for end in self.ends]
+        self.pairs = [end.pair(queue, 1, 128) for end, queue in zip(self.ends, self.queues, strict=True)]
+        gids = [devices.pick_gid(seen, None) for seen in devices.seen()]
+        told = [
+            QueuePair(pair.number, secrets.randbelow(1 << 24), gid.raw, 0, end.port(1).mtu, 16)
+            for pair, gid, end in zip(self.pairs, gids, self.ends, strict=True)
+        ]
+        for place, pair in enumerate(self.pairs):
+            pair.connect(gids[place].number, told[place], told[1 - place], everything)
+
+    def work(self, opcode: Opcode, number: int, size_bytes: int) -> Work:
+        at = number * self.chunk_bytes
+        mine, theirs = self.regions[1], self.regions[0]
+        return Work(
+            number, opcode, self.addresses[1] + at, size_bytes, mine.lkey, self.addresses[0] + at, theirs.rkey, True
+        )
+
+    def move(self, opcode: Opcode) -> None:
+        count = TOTAL_BYTES // self.chunk_bytes
+        posted = done = 0
+        while done < count:
+            while posted < count and posted - done < DEPTH:
+                self.pairs[1].post([self.work(opcode, posted, self.chunk_bytes)])
+                posted += 1
+            done += len(self.queues[1].poll(DEPTH))
+
+    def operation_us(self, opcode: Opcode, count: int = 500) -> dict[str, float]:
+        spent = {"post": 0.0, "poll": 0.0, "whole": 0.0}
+        for _ in range(count):
+            begin = time.perf_counter()
+            self.pairs[1].post([self.work(opcode, 0, 64)])
+            posted = looked = time.perf_counter()
+            while not self.queues[1].poll(1):
+                looked = time.perf_counter()
+            end = time.perf_counter()
+            spent["post"] += posted - begin
+            spent["poll"] += end - looked
+            spent["whole"] += end - begin
+        return {name: round(value / count * 1e6, 1) for name, value in spent.items()}
+
+    def close(self) -> None:
+        for each in (*self.pairs, *self.regions, *self.queues, *self.ends):
+            each.close()
+
+
+@contextmanager
+def bare(chunk_bytes: int) -> Iterator[Moves]:
+    """Nothing but posts and polls."""
+    loop = Loop("ibverbs", chunk_bytes)
+    try:
+        yield {opcode.name: partial(loop.move, opcode) for opcode in Opcode}
+    finally:
+        loop.close()
+
+
+@contextmanager
+def one_call(chunk_bytes: int) -> Iterator[Moves]:
+    """Through the transport, into and out of buffers that stay registered."""
+    with tempfile.TemporaryDirectory() as folder:
+        slab = start_slab(Path(folder), memory_bytes=96 * MIB, rdma_devices=["rxe0"])
+        bench = Bench(slab, OwnDevices(slab.info, LocalDevices(("rxe1",))))
+        payloads = [np.full(chunk_bytes, 7, np.uint8) for _ in range(TOTAL_BYTES // chunk_bytes)]
+        targets = [np.zeros(chunk_bytes, np.uint8) for _ in payloads]
+        stored = bench.store(payloads)  # type: ignore[arg-type]
+        grants = {access: bench.grant(access, stored, deadline_ms=600_000) for access in Access}
+        transport = bench.transport
+
+        def read() -> None:
+            assert set(transport.read(grants[Access.READ], picks(stored, targets), soon(60))) == {None}
+
+        def write() -> None:
+            transport.write(grants[Access.WRITE], picks(stored, payloads), soon(60))
+
+        yield {"WRITE": write, "READ": read}
+        transport.close()
+        slab.close()
+
+
+@contextmanager
+def whole_client(chunk_bytes: int) -> Iterator[Moves]:
+    """Through the client: the manager's grants, the transfers, the commits."""
+    slab = {"rdma": "only", "rdma_devices": ["rxe0"]}
+    times = {"quarantine_ms": 3000, "read_lease_ms": 30_000, "write_ticket_ms": 30_000, "operation_timeout_ms": 30_000}
+    with (
+        running(1, "768MiB", "1GiB", manager={**times, "offload_ahead": False}, slab=slab) as world,
+        world.client("auto", rdma_devices="rxe1", deadline_ms=60_000) as client,
+    ):
+        count = TOTAL_BYTES // chunk_bytes
+        payloads = [np.full(chunk_bytes, 7, np.uint8) for _ in range(count)]
+        targets = [np.zeros(chunk_bytes, np.uint8) for _ in payloads]
+        rounds = itertools.count()
+
+        def keys(number: int) -> list[bytes]:
+            return [(number * 1000 + place).to_bytes(32, "big") for place in range(count)]
+
+        def write() -> None:
+            assert client.store(keys(next(rounds)), payloads).stored == count
+
+        def read() -> None:
+            assert client.load(keys(0), targets).complete
+
+        yield {"WRITE": write, "READ": read}
+        assert {node.transport for node in client.status().nodes} == {"rdma"}
+
+
+def perftest(chunk_bytes: int) -> str:
+    """``ib_read_bw`` between the two devices: what it says of itself."""
+    if shutil.which("ib_read_bw") is None:
+        return "not installed"
+    options = ["-x", "1", "-s", str(chunk_bytes), "-n", "64", "-t", str(DEPTH), "-F"]
+    server = subprocess.Popen(["ib_read_bw", "-d", "rxe0", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        for _ in range(100):
+            done = subprocess.run(
+                ["ib_read_bw", "-d", "rxe1", *options, "127.0.0.1"], capture_output=True, text=True, check=False
+            )
+            if done.returncode == 0:
+                return next(line for line in done.stdout.splitlines() if line.strip().startswith(str(chunk_bytes)))
+            if server.poll() is not None:
+                return "does not run: " + done.stdout[-200:] + done.stderr[-200:]
+        return "no connection"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def main() -> None:
+    for chunk_bytes in (MIB, 4 * MIB):
+        with bare(chunk_bytes) as loop, one_call(chunk_bytes) as call, whole_client(chunk_bytes) as client:
+            found = race({"bare": loop, "transport": call, "client": client})
+        for direction, speeds in found.items():
+            shown = ", ".join(f"{way} {speed:.3f} ({speed / speeds['bare']:.2f})" for way, speed in speeds.items())
+            print(f"{chunk_bytes // MIB} MiB {direction:5}: {shown}", flush=True)
+        print(f"{chunk_bytes // MIB} MiB ib_read_bw: {perftest(chunk_bytes)}", flush=True)
+    for binding in ("ibverbs", "pyverbs"):
+        pairs = Loop(binding, 64)
+        for opcode in Opcode:
+            print(f"64 B {opcode.name} by {binding}, us: {pairs.operation_us(opcode)}", flush=True)
+        pairs.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
