@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from polarkv_client.buffers import flatten
-from polarkv_client.transport.verbs import registrations
 from polarkv_client.transport.verbs.registrations import IDLE_S, LEAST_BYTES, Registered, Registrations
 from polarkv_client.transport.verbs.seam import Access
 from tests.support.fake_rdma import FakeDevice
@@ -133,7 +132,7 @@ def test_what_is_idle_is_let_go_of(kept: Registrations, device: FakeDevice) -> N
 
 def test_when_no_more_may_be_locked_it_is_copied_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(registrations.time, "monotonic", lambda: now)
+    monkeypatch.setattr("polarkv_client.transport.verbs.registrations.time.monotonic", lambda: now)
     device = FakeDevice(most_bytes=SIZE)
     kept = Registrations(device, 100 * SIZE)
     first = kept.use(view_of(np.zeros(SIZE, np.uint8)), writable=True)

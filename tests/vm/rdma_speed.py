@@ -11,7 +11,6 @@ import mmap
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from polarkv_client.buffers import address_of
 from polarkv_client.protocol.grants import Access
 from polarkv_client.protocol.messages import QueuePair
 from polarkv_client.transport.verbs import bindings, devices, seam
-from polarkv_client.transport.verbs.local import LocalDevices
+from polarkv_client.transport.verbs.local import Closes, LocalDevices
 from polarkv_client.transport.verbs.seam import Opcode, Work
 from tests.contract.peers import Bench, OwnDevices, picks, soon
 from tests.local.support.world import running
@@ -110,7 +109,8 @@ class Loop:
         return {name: round(value / count * 1e6, 1) for name, value in spent.items()}
 
     def close(self) -> None:
-        for each in (*self.pairs, *self.regions, *self.queues, *self.ends):
+        made: list[Closes] = [*self.pairs, *self.regions, *self.queues, *self.ends]
+        for each in made:
             each.close()
 
 
@@ -211,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

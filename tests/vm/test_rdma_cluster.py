@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,10 @@ def busy_s(pid: int) -> float:
     return spent_s
 
 
+def all_present(client: SyncClient, keys: list[bytes], chunks: list[np.ndarray]) -> bool:
+    return client.store(keys, chunks).present == len(keys)
+
+
 def chunk(number: int) -> np.ndarray:
     return np.frombuffer(random.Random(number).randbytes(MIB), np.uint8)
 
@@ -89,8 +94,8 @@ def test_everything_moves_by_one_sided_operations_alone(world: World, client: Sy
     payloads = [chunk(number) for number in range(CHUNKS)]
     moved = Moved(world)
     for start in range(0, CHUNKS, 8):
-        batch = slice(start, start + 8)
-        wait_until(lambda batch=batch: client.store(KEYS[batch], payloads[batch]).present == 8, "room for a batch", 30)
+        keys, chunks = KEYS[start : start + 8], payloads[start : start + 8]
+        wait_until(partial(all_present, client, keys, chunks), "room for a batch", 30)
     stored = moved.since()
     assert stored["host1 sent"] > CHUNKS * MIB
 

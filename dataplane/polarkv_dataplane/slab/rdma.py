@@ -193,6 +193,7 @@ class RdmaPath:
         self._lock = threading.Lock()
         self._devices: dict[str, _Device] = {}
         self._sessions: set[_Session] = set()
+        self.alone = settings.rdma == "only"
         self.why = ""  # why it is not offered
         counters.gauge("polarkv_slab_rdma_sessions", lambda: len(self._sessions))
         counters.gauge("polarkv_slab_rdma_queue_pairs", lambda: sum(each.count for each in list(self._sessions)))
@@ -215,7 +216,7 @@ class RdmaPath:
             self.close()
             self.why = str(error)
         if not self._devices and not stopping():
-            if settings.rdma == "only":
+            if self.alone:
                 raise ConfigurationError("rdma", "only", f"{self.why}; or use auto or off")
             _log.info("RDMA is not offered: %s", self.why)
 

@@ -113,7 +113,7 @@ class SlabServer:
         tcp = f"tcp://{host}:{self._tcp_port}" if settings.listen_host else ""
         shm = f"unix://{settings.unix_socket}" if settings.unix_socket else ""
         rdma = self._rdma.endpoint(tcp)
-        if settings.rdma == "only":  # no other way is told of; the disk server knows the socket by its settings
+        if self._rdma.alone:  # no other way is told of; the disk server knows the socket by its settings
             tcp = shm = ""
         return Register(
             WIRE_VERSION_MIN,

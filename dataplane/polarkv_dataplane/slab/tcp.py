@@ -74,6 +74,8 @@ class TcpPath:
 
     def _answer(self, sock: socket.socket, frame: Frame) -> None:
         try:
+            if self._rdma is not None and self._rdma.alone and frame.op in (Op.SLAB_READ, Op.SLAB_WRITE):
+                raise Refused("this cache node serves RDMA alone (rdma = only)")
             if frame.op == Op.SLAB_READ:
                 request = decode_body(frame.body, SlabRead)
                 grant = self._gate.admit(request.grant, Access.READ)

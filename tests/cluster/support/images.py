@@ -188,7 +188,7 @@ def _version(tool: str) -> str:
 def _fill_uv_cache(uv: Path, scratch: Path) -> None:
     """Fetch what the build will ask for: the same packages, by the same program, here where there may be a network."""
     environment = {"UV_CACHE_DIR": str(cache_root("uv")), "UV_PYTHON_DOWNLOADS": "never"}
-    extras = [word for extra in ("dataplane", "postgres", "mysql", "operator") for word in ("--extra", extra)]
+    extras = [word for extra in ("dataplane", "postgres", "mysql", "operator", "rdma") for word in ("--extra", extra)]
     command = [str(uv), "pip", "install", "--quiet", "--target", str(scratch / "fetched"), "--no-build"]
     command += ["--python-version=3.11", "--constraint=constraints.txt", "--requirements=pyproject.toml", *extras]
     run(command, ROOT, environment)

@@ -67,7 +67,7 @@ class Session:
                 answer = self._connection.call(Op.SLAB_RDMA_CONNECT, request, RdmaConnected, deadline)
             lane.connect(mine, answer, can_write=grant.body.access == Access.WRITE)
             self._begin(lane, answer.session_ms)
-        except errors.PolarKVError:
+        except BaseException:
             lane.close()
             if self._connection.closed or self._thread is None:
                 self._end("the session could not be opened, or its connection broke")
