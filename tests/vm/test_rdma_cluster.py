@@ -115,16 +115,41 @@ def test_everything_moves_by_one_sided_operations_alone(world: World, client: Sy
     assert loads["host0 sent"] > hits * MIB
     for phase in (stored, loads):
         assert phase["slab sockets"] < MIB / 4, phase
-        # Soft RoCE works at the expense of whoever runs; through TCP it is half of the time.
-        assert phase["slab seconds"] < 0.2 * phase["seconds"], phase
+        # Soft RoCE works at the expense of whoever runs, so that some of it is counted as theirs.
+        assert phase["slab seconds"] < 0.5 * phase["seconds"], phase
     print({"stored": stored, "loaded": loads})
 
-    assert {node.transport for node in client.status().nodes} == {"rdma"}
+    for reached in client.status().nodes:
+        assert reached.transport == "rdma"
+        assert reached.why.startswith("both ends have it, by ibverbs 20")
+        assert "no shm: another host" in reached.why or "shm: the node does not offer it" in reached.why
+    counted = client.status().counters
+    assert counted["rdma_write_bytes"] >= CHUNKS * MIB
+    assert counted["rdma_read_bytes"] == hits * MIB
+    assert not {name for name in counted if name.startswith(("tcp_", "shm_"))}
     stats = settled(world)
     assert stats["cross_node_bytes"] == 0
     for node in world.nodes():
         assert node["rdma"].endswith("/rxe0@10.9.0.1")
         assert (node["tcp"], node["shm"]) == ("", "")
+
+
+def test_the_slab_servers_need_not_even_run(world: World, client: SyncClient) -> None:
+    """Stopped, they cannot have done anything: not for long, or the manager gives their nodes up."""
+    keys, payloads = KEYS[-4:], [chunk(number) for number in range(CHUNKS - 4, CHUNKS)]
+    fresh, fresh_keys = [chunk(500), chunk(501)], [bytes([5] * 32), bytes([6] * 32)]
+    targets = [np.zeros(MIB, np.uint8) for _ in keys]
+    assert client.load(keys, targets).complete
+    for target in targets:
+        target[:] = 0
+    with world.stopped(SLABS[0]), world.stopped(SLABS[1]):
+        loaded = client.load(keys, targets)
+        stored = client.store(fresh_keys, fresh)
+    assert [found.tier for found in loaded.chunks] == [Tier.MEMORY] * 4
+    assert all(map(np.array_equal, targets, payloads))
+    assert stored.stored == 2
+    assert client.load(fresh_keys, targets[:2]).complete
+    assert all(map(np.array_equal, targets, fresh))
 
 
 def test_a_slab_server_that_is_killed_comes_back_over_rdma(world: World, client: SyncClient) -> None:

@@ -229,7 +229,8 @@ class Transports:
                 reasons.append("no rdma: the node does not offer it")
             elif not (missing := self._no_rdma_here()):
                 why = "only rdma is allowed" if allowed == "rdma" else "both ends have it"
-                found.append((RdmaTransport(node, self._devices, self._queue_pairs, connect_s), why))
+                transport = RdmaTransport(node, self._devices, self._queue_pairs, connect_s)
+                found.append((transport, f"{why}, by {self._devices.binding}"))
             else:
                 reasons.append(f"no rdma: {missing}")
         if allowed in {"auto", "tcp"}:
