@@ -9,7 +9,10 @@ import pytest
 from polarkv_client import errors
 from polarkv_client.cli.doctor_rdma import rdma_findings
 from polarkv_client.cli.findings import Finding, Level
+from polarkv_client.config import load_config
 from polarkv_client.endpoints import RdmaEndpoint, RdmaPort, parse_rdma_endpoint
+from polarkv_client.protocol.messages import NodeInfo
+from polarkv_client.transport.select import Transports
 from polarkv_client.transport.verbs import bindings, devices
 from polarkv_client.transport.verbs.local import LocalDevice, LocalDevices, pair_rails
 from tests.support.fake_rdma import LINK_LOCAL, MAPPED, FakeBinding, FakeDevice, sysfs_device
@@ -178,3 +181,32 @@ def test_the_doctor_where_the_provider_is_missing_or_small(tmp_path: Path, monke
     little = FakeDevice("erdma_0", region_bytes=1 << 16)
     small = doctor(tmp_path, bindings.Choice(FakeBinding(little), {}), monkeypatch)["rdma erdma_0 provider"]
     assert (small.level, "less memory than 64GiB" in small.fix) == (Level.WARN, True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "offered", "here", "ways", "reason"),
+    [
+        ("auto", True, True, ["rdma", "tcp"], ""),
+        ("auto", True, False, ["tcp"], "no rdma: this machine has none"),
+        ("auto", False, True, ["tcp"], "no rdma: the node does not offer it"),
+        ("rdma", True, True, ["rdma"], ""),
+        ("rdma", True, False, [], "no rdma: this machine has none"),
+        ("tcp", True, True, ["tcp"], ""),
+    ],
+)
+def test_rdma_is_taken_where_both_ends_have_it(
+    allowed: str, offered: bool, here: bool, ways: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(self: LocalDevices) -> list[LocalDevice]:
+        if not here:
+            raise errors.Unavailable("this machine has none")
+        return []
+
+    monkeypatch.setattr(LocalDevices, "open", opened)
+    transports = Transports(load_config(endpoint="tcp://m:1", transport=allowed, environment={}), "here")
+    rdma = "rdma://n:1/mlx5_0@10.0.0.1" if offered else ""
+    node = NodeInfo("n", 1, 1, "Active", "tcp://n:1", "", "elsewhere", rdma)
+    reasons: list[str] = []
+    assert [transport.name for transport, _ in transports._candidates(node, reasons)] == ways
+    assert [text for text in reasons if "rdma" in text] == ([reason] if reason else [])
+    transports.close()
