@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.support.waiting import wait_until
 from tests.vm.support import machine
 
 BOOT_S = 120.0 if machine.chosen() is machine.KINDS["uml"] else 1200.0
@@ -89,3 +92,28 @@ def test_how_a_guest_ends_is_said(command: str, timeout_s: float, status: int, s
     result = machine.boot(["bash", "-c", command], timeout_s=timeout_s)
     assert result.status == status
     assert said in machine.explain(result, timeout_s)
+
+
+def test_a_guest_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.vm.support", "run", "--", "sleep", "300"]
+    starter = psutil.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)})
+    try:
+        wait_until(lambda: len(starter.children()) == 2, "a guest and its guard", 60)
+        # Its processes are of its own group, and some are not its children.
+        groups = {os.getpgid(child.pid) for child in starter.children()}
+    finally:
+        starter.kill()
+        starter.wait()
+
+    def alive() -> list[psutil.Process]:
+        return [each for each in psutil.process_iter() if group_of(each.pid) in groups]
+
+    wait_until(lambda: not alive(), "all of the guest's processes to end", 20)
+
+
+def group_of(pid: int) -> int:
+    """The group of a process; 0 for one that is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

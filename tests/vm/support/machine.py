@@ -96,10 +96,11 @@ def boot(
                 start_new_session=True,
                 env=kind.environment(memory_bytes),
             )
+        guard = _guard(process)
         try:
             timed_out = not _follow(process, share / "output", began + timeout_s, echo)
         finally:
-            _end(process)
+            _end(process, guard)
         said = re.search(r"^exit (\d+)$", (share / "state").read_text(encoding="utf-8"), re.MULTILINE)
         status = TIMED_OUT if timed_out else int(said[1]) if said else NEVER_RAN
         return Result(
@@ -161,10 +162,20 @@ def _follow(process: subprocess.Popen[bytes], output: Path, deadline: float, ech
         os.close(ended)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Start what ends the guest should this process be killed: its input ends with it."""
+    script = 'read -r _; kill -KILL "-$1"'
+    return subprocess.Popen(
+        ["sh", "-c", script, "guard", str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
+
+
+def _end(process: subprocess.Popen[bytes], guard: subprocess.Popen[bytes]) -> None:
     """A guest's processes are processes here, of one group; those of a kernel that died would stay.
 
     The group's number is nobody else's for as long as its first process has not been waited for.
     """
+    guard.kill()
+    guard.communicate()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
