@@ -29,7 +29,8 @@ from tests.operator.support.inference_pods import (
 
 VLLM_ARGUMENTS = ["--kv-transfer-config", VLLM_JSON]
 SGLANG_BACKEND = ["--hicache-storage-backend", "dynamic", "--hicache-storage-backend-extra-config", SGLANG_JSON]
-SGLANG_ARGUMENTS = ["--enable-hierarchical-cache", *SGLANG_BACKEND]
+SGLANG_PAGE = ["--page-size", "64"]
+SGLANG_ARGUMENTS = ["--enable-hierarchical-cache", *SGLANG_BACKEND, *SGLANG_PAGE]
 
 
 def refused(document: dict[str, Any]) -> tuple[Skip | None, str]:
@@ -106,7 +107,10 @@ ENGINES = [
     ([], ["vllm", "serve", "m"], VLLM_ARGUMENTS),
     (["python3", "-m", "sglang.launch_server", "--model-path", "m"], [], SGLANG_ARGUMENTS),
     (["sglang", "serve", "--model-path", "m"], [], SGLANG_ARGUMENTS),
-    (["python3", "-m", "sglang.launch_server"], ["--enable-hierarchical-cache"], SGLANG_BACKEND),
+    (["python3", "-m", "sglang.launch_server"], ["--enable-hierarchical-cache"], [*SGLANG_BACKEND, *SGLANG_PAGE]),
+    (["python3", "-m", "sglang.launch_server"], ["--page-size", "128"], SGLANG_ARGUMENTS[:-2]),
+    (["python3", "-m", "sglang.launch_server"], ["--page_size=128"], SGLANG_ARGUMENTS[:-2]),
+    (["python3", "-m", "sglang.launch_server"], ["--speculative-eagle-topk", "4"], SGLANG_ARGUMENTS[:-2]),
     (["python3", "-m", "sglang.launch_server"], ["--disaggregation-mode", "prefill"], SGLANG_ARGUMENTS),
 ]
 

@@ -21,6 +21,8 @@ VLLM_FLAG = "--kv-transfer-config"
 SGLANG_ENABLE = "--enable-hierarchical-cache"
 SGLANG_BACKEND = "--hicache-storage-backend"
 SGLANG_CONFIG = "--hicache-storage-backend-extra-config"
+SGLANG_PAGE = "--page-size"
+SGLANG_PAGE_TOKENS = 64  # a page is a chunk, and SGLang's default on most GPUs is one token
 
 # Recompute: with vLLM's default, a chunk that cannot be loaded would fail the request instead of being computed.
 VLLM_TRANSFER_CONFIG = MappingProxyType(

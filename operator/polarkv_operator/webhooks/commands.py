@@ -12,6 +12,8 @@ from polarkv_operator.resources.engine_arguments import (
     SGLANG_BACKEND,
     SGLANG_CONFIG,
     SGLANG_ENABLE,
+    SGLANG_PAGE,
+    SGLANG_PAGE_TOKENS,
     VLLM_FLAG,
     Engine,
 )
@@ -218,7 +220,11 @@ def _plan_sglang(given: Sequence[str], wanted: Sequence[str]) -> Addition:
             raise NotUnderstood(reason)
     if _value(given, "--disaggregation-mode") == "decode":
         raise NotUnderstood("a decode server has no radix cache, on which the hierarchical cache is built")
-    return Addition("added", tuple(wanted[1:] if _has(given, SGLANG_ENABLE) else wanted))
+    words = list(wanted[1:] if _has(given, SGLANG_ENABLE) else wanted)
+    # With speculation in a tree SGLang refuses larger pages for some kernels: then its own choice stays.
+    if not _has(given, SGLANG_PAGE) and not _has(given, "--speculative-eagle-topk"):
+        words += [SGLANG_PAGE, str(SGLANG_PAGE_TOKENS)]
+    return Addition("added", tuple(words))
 
 
 def _spelled(word: str) -> str:
