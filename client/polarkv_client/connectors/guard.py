@@ -56,13 +56,19 @@ class Complaints:
 
     def note(self, what: str, error: BaseException) -> None:
         """Count it; log it with its trace unless that was done a moment ago."""
-        now = self._clock()
         with self._lock:
             self.count += 1
+        if self.due(what):
+            log.error("%s: a defect became misses", what, exc_info=error)
+
+    def due(self, what: str) -> bool:
+        """Whether something of this kind is to be said: it has not been for a minute."""
+        now = self._clock()
+        with self._lock:
             if now - self._said.get(what, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
-                return
+                return False
             self._said[what] = now
-        log.error("%s: a defect became misses", what, exc_info=error)
+            return True
 
 
 complaints = Complaints()

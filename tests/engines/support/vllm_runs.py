@@ -15,6 +15,8 @@ from tests.local.support.raw import RawClient
 from tests.local.support.world import World
 from tests.support.waiting import wait_until
 
+# Longer than in tests of faults: an engine on a CPU leaves other threads and processes waiting for seconds.
+PATIENT = {"read_lease_ms": 10_000, "write_ticket_ms": 10_000, "node_timeout_ms": 20_000}
 BLOCK = 32
 CHUNK = 128
 _VARIABLES = {

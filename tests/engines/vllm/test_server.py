@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,20 +21,20 @@ import pytest
 from polarkv_client.config import load_config
 from polarkv_operator.resources.engine_arguments import Engine, arguments
 from tests.engines.support.environments import Environment
-from tests.engines.support.vllm_runs import ROOT
+from tests.engines.support.vllm_runs import PATIENT, ROOT
 from tests.local.support.world import World, running
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
-START_S = 150.0
-PROMPT = " ".join(f"w{(7 * place * place + 3 * place) % 4000}" for place in range(3000))
+pytestmark = pytest.mark.timeout(600)
+START_S = 240.0
+PROMPTS = [" ".join(f"w{(7 * place * place + 3 * place + seed) % 4000}" for place in range(3000)) for seed in (0, 1, 2)]
 WARM_UP = " ".join(f"w{place}" for place in range(40))
 CHUNK = 128  # the engine's block: as little as possible is left to compute
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "512MiB", "512MiB") as world:
+    with running(1, "512MiB", "512MiB", manager=PATIENT) as world:
         yield world
 
 
@@ -62,6 +63,7 @@ def server(environment: Environment, model: Path, told: tuple[dict[str, str], li
         port = free.getsockname()[1]
     variables = environment.variables(
         ROOT, **told[0], VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="0-1",
+        POLARKV_LOOKUP_DEADLINE_MS="5000",
     )  # fmt: skip
     command = [
         str(environment.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port),
@@ -120,18 +122,22 @@ def test_a_new_server_answers_sooner_with_the_same_text(
 ) -> None:
     environment, model = engine_environment("vllm"), models / "llama-100m"
     with server(environment, model, as_injected(world), tmp_path / "cold.log") as url:
-        cold_s, text = ask(url, PROMPT)
-        wait_until(lambda: of(metrics(url), "vllm:polarkv_store_chunks_total", "stored") >= 3000 // CHUNK, "the stores")
+        cold = [ask(url, one) for one in PROMPTS]
+        chunks = len(PROMPTS) * (3000 // CHUNK)
+        wait_until(lambda: of(metrics(url), "vllm:polarkv_store_chunks_total", "stored") >= chunks, "the stores")
     with server(environment, model, as_documented(world), tmp_path / "warm.log") as url:
-        warm_s, again = ask(url, PROMPT)
+        warm = [ask(url, one) for one in PROMPTS]
         found: dict[str, Any] = metrics(url)
+    cold_s, warm_s = (statistics.median(seconds for seconds, _ in each) for each in (cold, warm))
     print(f"first token: cold {cold_s:.2f} s, with the cache {warm_s:.2f} s, {warm_s / cold_s:.3f} of it")
-    assert again == text
+    parts = {name: of(found, f"vllm:polarkv_{name}_seconds_sum") for name in ("lookup", "load")}
+    print("of which:", parts, "computing:", of(found, "vllm:request_prefill_time_seconds_sum"))
+    assert [text for _, text in warm] == [text for _, text in cold]
     assert warm_s <= 0.15 * cold_s
-    loaded = 3000 // CHUNK * CHUNK
+    loaded = chunks * CHUNK
     assert of(found, "vllm:external_prefix_cache_hits_total") == loaded
     assert of(found, "vllm:prompt_tokens_by_source_total", "external_kv_transfer") == loaded
     assert of(found, "vllm:polarkv_hit_tokens_total", 'tier="memory"') == loaded
-    assert of(found, "vllm:polarkv_load_chunks_total", 'outcome="memory"') == loaded // CHUNK
-    assert of(found, "vllm:polarkv_load_seconds_count") == 1
+    assert of(found, "vllm:polarkv_load_chunks_total", 'outcome="memory"') == chunks
+    assert of(found, "vllm:polarkv_load_seconds_count") == len(PROMPTS)
     assert of(found, "vllm:polarkv_defects_total") == 0

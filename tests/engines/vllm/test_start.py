@@ -12,7 +12,7 @@ from tests.engines.support.engine_process import EngineError, EngineProcess
 from tests.engines.support.vllm_runs import CHUNK, engine, prompt, transfer
 from tests.local.support.world import World
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 PROMPT = prompt(600, 31)
 NOWHERE = "tcp://127.0.0.1:9"
 

@@ -25,7 +25,7 @@ from tests.engines.support.vllm_runs import (
 )
 from tests.local.support.world import World
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 LONG = prompt(1000)
 LONG_LOADED = 1000 // CHUNK * CHUNK
 EXACT = prompt(1024, 1)

@@ -7,6 +7,7 @@ preempted.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from polarkv_client.results import Stored
 from polarkv_client.states import Tier
 from polarkv_client.transport.base import Scope
 
+log = logging.getLogger(__name__)
 _LOAD_THREADS = 4
 _STORE_THREADS = 2
 Note = Callable[[str, float], None]
@@ -156,6 +158,10 @@ class WorkerSide:
                     self._note(f"chunks_loaded_{tier.name.lower()}", found)
             whole += count
             if count < len(some):
+                lost = result.chunks[count]
+                if complaints.due(f"load {lost.reason}"):
+                    missing = len(keys) - whole
+                    log.warning("%d chunks of %d are computed: %s %s", missing, len(keys), lost.reason, lost.detail)
                 break
         return whole
 
