@@ -85,6 +85,7 @@ def trace(tmp_path: Path) -> str:
         (["--market", "gcp"], "--nodes describes"),
         (["--concurrency", "2", "--speeds", "2"], "--concurrency ignores"),
         (["--kv-bytes-per-token", "999999999"], "block_bytes"),
+        (["--output", ""], "--output=''"),
         (["--output", "/proc/none"], "--output='/proc/none'"),
     ],
 )

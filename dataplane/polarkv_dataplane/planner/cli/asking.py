@@ -92,18 +92,22 @@ def parse_tokens(text: str, field: str) -> int:
     raise ConfigurationError(field, text, "use a number of tokens, such as 32768, 128k or 128Ki")
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(name: str) -> Path:
     """Make a folder and see whether it can be written to, before hours of work end there.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: it cannot, or has no name: a variable that is not set must not mean the present folder.
     """
+    folder = Path(name)
+    if not name.strip():
+        raise ConfigurationError("--output", name, "name a folder to write to")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ConfigurationError("--output", str(folder), f"name a folder to write to ({error.strerror})") from error
+    return folder
 
 
 @contextmanager

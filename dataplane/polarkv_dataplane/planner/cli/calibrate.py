@@ -47,7 +47,7 @@ def calibrate(session: Session, engine_url: str | None, output: Path | None, **a
         if not engine_url and not asked["prefill"]:
             raise ConfigurationError("--no-transfers", True, "nothing is left to measure: say --engine or --prefill")
     if output is not None:
-        check_folder(output.absolute().parent)
+        check_folder(str(output.absolute().parent))
         if output.is_dir():
             raise ConfigurationError("--output", str(output), "is a folder: name a file")
     prefill, said = asked["prefill"] or 0.0, ""

@@ -94,12 +94,12 @@ def _numbers(text: str, field: str) -> list[float]:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(-(1 << 63), (1 << 63) - 1),
               help="Of which conversations are kept, and where blocks lie.")  # fmt: skip
 @click.option("--jobs", "workers", type=click.IntRange(1), help="Runs at once. Default: one a processor.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="DIR", help="Write tables, plots and a page.")
+@click.option("--output", "-o", type=click.Path(), metavar="DIR", help="Write tables, plots and a page.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar (default: on a terminal).")
 @json_option
 def simulate(
     trace: Path | None, seed_of_trace: int | None, limit: int | None, as_json: bool, progress: bool | None,
-    workers: int | None, output: Path | None, **asked: Any,
+    workers: int | None, output: str | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Simulate the requests of TRACE on a memory pool, a disk pool and paired tiers that cost the same a month.
 
@@ -118,19 +118,18 @@ def simulate(
         raise ConfigurationError("trace", str(trace), "has no request in it")
     check_lengths(requests)
     planned = _jobs(requests, asked)
-    if output is not None:
-        check_folder(output)
+    folder = None if output is None else check_folder(output)
     total = sum(round(len(requests) * job.share) * job.scenario.passes for job in planned)
     with progress_bar("requests", total, progress) as on_progress:
         results = run_all(requests, planned, workers or os.cpu_count() or 1, on_progress)
     found = rows(planned, results)
     assumptions = planned[0].scenario.assumptions()
-    if output is not None:
-        _write(output, requests, planned, found, assumptions)
+    if folder is not None:
+        _write(folder, requests, planned, found, assumptions)
     if as_json:
         click.echo(json.dumps({"assumptions": assumptions, "rows": found}, indent=2))
     else:
-        _show(found, output)
+        _show(found, folder)
 
 
 def _jobs(requests: Sequence[Request], asked: dict[str, Any]) -> list[Job]:
