@@ -36,10 +36,12 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 def transfer(connection: Path | None, **settings: Any) -> dict[str, Any]:
     """vLLM's ``kv_transfer_config`` for a cluster; None: what the environment says.
 
-    Lookups may take long, so that a busy machine does not make misses of hits; tests of that say otherwise.
+    Lookups and the manager may take long: an engine's threads spin, and on few cores others wait for seconds. That must
+    not make misses of hits here; tests of slow answers say otherwise.
     """
     where = {"connection": str(connection)} if connection else {}
-    extra = {"chunk_tokens": CHUNK, "lookup_deadline_ms": 5000, **where, **settings}
+    patience = {"lookup_deadline_ms": 5000, "manager_timeout_ms": 5000, "load_deadline_ms": 15_000}
+    extra = {"chunk_tokens": CHUNK, **patience, **where, **settings}
     return {
         "kv_connector": "PolarKVConnector", "kv_connector_module_path": "polarkv_client.connectors.vllm",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra,
