@@ -40,7 +40,9 @@ def transfer(connection: Path | None, **settings: Any) -> dict[str, Any]:
     not make misses of hits here; tests of slow answers say otherwise.
     """
     where = {"connection": str(connection)} if connection else {}
-    patience = {"lookup_deadline_ms": 5000, "manager_timeout_ms": 5000, "load_deadline_ms": 15_000}
+    patience = {
+        "lookup_deadline_ms": 5000, "connect_timeout_ms": 5000, "manager_timeout_ms": 5000, "load_deadline_ms": 15_000,
+    }  # fmt: skip
     extra = {"chunk_tokens": CHUNK, **patience, **where, **settings}
     return {
         "kv_connector": "PolarKVConnector", "kv_connector_module_path": "polarkv_client.connectors.vllm",

@@ -56,7 +56,9 @@ def baseline(vllm: EngineProcess, models: Path, world: World) -> Baseline:
 @pytest.fixture(scope="module")
 def cached(vllm: EngineProcess, models: Path, world: World, baseline: Baseline) -> EngineProcess:
     """One engine for all tests here: it is never restarted."""
-    defaults = {"lookup_deadline_ms": 200, "manager_timeout_ms": 1000, "load_deadline_ms": 5000}
+    defaults = {
+        "lookup_deadline_ms": 200, "connect_timeout_ms": 1000, "manager_timeout_ms": 1000, "load_deadline_ms": 5000,
+    }  # fmt: skip
     settings = transfer(world.cluster.connection, breaker_longest_ms=500, **defaults)
     vllm.call("open", **engine(models / "llama", kv_transfer_config=settings))
     return vllm

@@ -63,7 +63,7 @@ def server(environment: Environment, model: Path, told: tuple[dict[str, str], li
         port = free.getsockname()[1]
     variables = environment.variables(
         ROOT, **told[0], VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="0-1",
-        POLARKV_LOOKUP_DEADLINE_MS="5000", POLARKV_MANAGER_TIMEOUT_MS="5000",
+        POLARKV_LOOKUP_DEADLINE_MS="5000", POLARKV_MANAGER_TIMEOUT_MS="5000", POLARKV_CONNECT_TIMEOUT_MS="5000",
     )  # fmt: skip
     command = [
         str(environment.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port),
