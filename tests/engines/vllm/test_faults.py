@@ -16,12 +16,13 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 STREAM = 50
-PROMPTS = [prompt(600, seed) for seed in range(20, 30)]
-LOADED = 600 // CHUNK * CHUNK
+AT_ONCE = 5  # requests under way together: long prompts, as people cache them, on an engine that has work
+PROMPTS = [prompt(1900, seed) for seed in range(20, 30)]
+LOADED = 1900 // CHUNK * CHUNK
+FAULT_AT = 2  # a group of requests, from 0
 TOKENS = 8
 EVERYTHING = ("manager", "slab-0", "disk-0", "slab-1", "disk-1")
-# A request in such an engine takes so short that a machine's hiccup is as long: nothing below this is a delay.
-LEAST_S = 0.5
+ROOM = {"num_gpu_blocks_override": 400}  # for a group of requests
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +32,21 @@ def world() -> Iterator[World]:
 
 
 class Baseline:
-    """Without a cache: tokens by prompt, and the 99th percentile of fifty requests, which is the longest.
+    """Without a cache: tokens by prompt, and the 99th percentile of fifty requests: how long the longest group took.
 
     The cluster's processes are killed here too: what starts them again takes this machine's time from the engine.
     """
 
     def __init__(self, vllm: EngineProcess, models: Path, world: World) -> None:
-        vllm.call("open", **engine(models / "llama", enable_prefix_caching=False))
+        vllm.call("open", **{**engine(models / "llama", enable_prefix_caching=False), **ROOM})
         vllm.call("generate", prompts=[PROMPTS[0]], tokens=TOKENS)
         answers = []
-        for number, one in enumerate(PROMPTS * (STREAM // len(PROMPTS))):
-            if number == 10:
+        for number in range(STREAM // AT_ONCE):
+            if number == FAULT_AT:
                 kill(world, *EVERYTHING)
-            answers.append(vllm.call("generate", prompts=[one], tokens=TOKENS))
-        self.tokens = [answer["tokens"][0] for answer in answers[: len(PROMPTS)]]
+            prompts = [PROMPTS[place] for place in group(number)]
+            answers.append(vllm.call("generate", prompts=prompts, tokens=TOKENS))
+        self.tokens = [tokens for answer in answers for tokens in answer["tokens"]][: len(PROMPTS)]
         self.p99_s = max(answer["seconds"] for answer in answers)
 
 
@@ -60,8 +62,13 @@ def cached(vllm: EngineProcess, models: Path, world: World, baseline: Baseline) 
         "lookup_deadline_ms": 200, "connect_timeout_ms": 1000, "manager_timeout_ms": 1000, "load_deadline_ms": 5000,
     }  # fmt: skip
     settings = transfer(world.cluster.connection, breaker_longest_ms=500, **defaults)
-    vllm.call("open", **engine(models / "llama", kv_transfer_config=settings))
+    vllm.call("open", **{**engine(models / "llama", kv_transfer_config=settings), **ROOM})
     return vllm
+
+
+def group(number: int) -> list[int]:
+    """Which prompts the requests of a group have."""
+    return [(number * AT_ONCE + place) % len(PROMPTS) for place in range(AT_ONCE)]
 
 
 def kill(world: World, *names: str) -> None:
@@ -89,20 +96,20 @@ def test_a_stream_of_requests(fault: str, cached: EngineProcess, world: World, b
     hits_again(cached, baseline)
     seconds = []
     with ExitStack() as stack:
-        for number in range(STREAM):
+        for number in range(STREAM // AT_ONCE):
             cached.call("reset")
-            timer = threading.Timer(0.02, FAULTS[fault], (world, stack)) if number == 10 else None
+            timer = threading.Timer(0.02, FAULTS[fault], (world, stack)) if number == FAULT_AT else None
             if timer:
-                timer.start()  # while the request runs
-            answer = cached.call("generate", prompts=[PROMPTS[number % len(PROMPTS)]], tokens=TOKENS)
+                timer.start()  # while the requests run
+            answer = cached.call("generate", prompts=[PROMPTS[place] for place in group(number)], tokens=TOKENS)
             if timer:
                 timer.join()
-            assert answer["ended"] == ["length"]
-            assert answer["tokens"][0] == baseline.tokens[number % len(PROMPTS)]
+            assert answer["ended"] == ["length"] * AT_ONCE
+            assert answer["tokens"] == [baseline.tokens[place] for place in group(number)]
             seconds.append(answer["seconds"])
     p99_s = max(seconds)
     print(f"{fault}: p99 {p99_s:.3f} s, without a cache {baseline.p99_s:.3f} s")
-    assert p99_s <= max(2 * baseline.p99_s, LEAST_S), seconds
+    assert p99_s <= 2 * baseline.p99_s, seconds
     world.ready()
     hits_again(cached, baseline)
 
