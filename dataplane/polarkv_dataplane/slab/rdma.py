@@ -138,7 +138,7 @@ class _Session:
         session_s = path.session_s()
         device = path.device(request.device)
         if self.count >= _MOST_LANES:
-            raise Refused(f"this session has {_MOST_LANES} queue pairs already")
+            raise Refused(f"an RDMA session has at most {_MOST_LANES} queue pairs")
         access = Access.REMOTE_READ
         if grant.access == GrantAccess.WRITE:
             access |= Access.REMOTE_WRITE
