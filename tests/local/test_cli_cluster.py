@@ -216,7 +216,7 @@ def test_both_tiers_are_calibrated_and_nothing_stays(say: Callable[..., Any], up
     assert min(found["store_bytes_per_s"], found["memory_bytes_per_s"], found["disk_bytes_per_s"]) > 0
     assert found["disk_not_measured_because"] == ""
     say("bench", "--chunk", "64KiB", "--batch", "8", "--rounds", "3")
-    assert say("status")["stats"]["entries"] == 0
+    wait_until(lambda: say("status")["stats"]["entries"] == 0, "files to be deleted", 10)
     process = subprocess.Popen(
         [*COMMAND, "calibrate", "--chunk", "64KiB", "--batch", "8", "--rounds", "1000", "--connection", up.connection],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
