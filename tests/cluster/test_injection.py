@@ -152,7 +152,8 @@ def test_an_engine_runs_with_the_client_library(pods: Kubectl, kind: str) -> Non
     arguments = answer["arguments"]
     if kind == "sglang":
         assert arguments[2:5] == ["--enable-hierarchical-cache", "--hicache-storage-backend", "dynamic"]
-        assert json.loads(arguments[-1])["class_name"] == "PolarKVStorage"
+        extra = arguments[arguments.index("--hicache-storage-backend-extra-config") + 1]
+        assert json.loads(extra)["class_name"] == "PolarKVStorage"
     else:
         assert arguments[:3] == ["--model", "m", "--kv-transfer-config"]
         assert json.loads(arguments[-1])["kv_load_failure_policy"] == "recompute"

@@ -301,7 +301,8 @@ def _chain(number: int, node: int) -> list[psutil.Process]:
     """
     noted = (folder_of(number) / node_name(node) / "parent").read_text(encoding="ascii")
     chain = [psutil.Process(int(noted))]
-    if not any(NODE_MODULE in word for word in chain[0].cmdline()):
+    words = chain[0].cmdline()  # none while it becomes another program
+    if words and not any(NODE_MODULE in word for word in words):
         raise ValueError(f"process {noted} is another one by now")
     # Neither of those who wait has another child.
     while not _is_first(chain[-1]) and (children := chain[-1].children()):
