@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.shm import ShmTransport
 from polarkv_client.transport.tcp import TcpTransport
 from polarkv_client.transport.verbs.local import LocalDevices
+from tests.support.guest import IN_GUEST
 from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager
 from tests.support.waiting import wait_until
@@ -32,7 +32,7 @@ KINDS = ["shm", "shm-calls", "tcp"]  # and rdma, in the virtual machine of tests
 CONNECT_S = 1.0
 SIZE = 70_000
 # For a loaded machine, or a guest of one slow processor; what would hang here hangs for longer.
-SLACK_S = 5.0 if Path("/run/polarkv-vm/state").exists() else 1.5
+SLACK_S = 5.0 if IN_GUEST else 1.5
 
 
 class OwnDevices(RdmaTransport):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.guest import IN_GUEST
+
 HERE = Path(__file__).parent
 BOOTS = HERE / "boots"
 EMULATED = 10
-IN_GUEST = Path("/run/polarkv-vm/state")
 
 
 def give_more_time(items: list[pytest.Item]) -> None:
@@ -25,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip these tests outside of the guest: they change arrays, links and routes, and need a kernel that has them."""
     if os.environ.get("POLARKV_VM_MACHINE") == "qemu":
         give_more_time([item for item in items if HERE in item.path.parents])
-    if IN_GUEST.exists():
+    if IN_GUEST:
         return
     for item in items:
         if HERE in item.path.parents and BOOTS not in item.path.parents:

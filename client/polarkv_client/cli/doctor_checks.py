@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polarkv_client.cli.doctor_rdma import rdma_findings
-from polarkv_client.cli.findings import Finding, Level, has_capability, read_text
+from polarkv_client.cli.findings import Finding, Level, has_capability
+from polarkv_client.host import read_text
 from polarkv_client.layout import ALIGNMENT_BYTES
 from polarkv_client.settings_cli import show_size
 

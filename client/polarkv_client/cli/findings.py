@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+
+from polarkv_client.host import read_text
 
 
 class Level(StrEnum):
@@ -24,14 +25,6 @@ class Finding:
     level: Level
     found: str
     fix: str = ""
-
-
-def read_text(path: str | Path) -> str:
-    """A small file's text; empty when it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def has_capability(number: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -65,6 +65,16 @@ def engine_namespace(
         pp_size=pp[1],
         tenant_salt=config.namespace_tenant_salt,
     )
+
+
+def chunk_digests(root: hashlib._Hash, names: Iterable[str]) -> list[bytes]:
+    """Chunk keys of what an engine names by itself: the hash of the namespace's root (SHA-256) and the name."""
+    digests = []
+    for name in names:
+        digest = root.copy()
+        digest.update(name.encode())
+        digests.append(digest.digest())
+    return digests
 
 
 def model_name(model: str) -> str:

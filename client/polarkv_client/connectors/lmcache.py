@@ -21,7 +21,7 @@ from lmcache.v1.storage_backend.connector import ConnectorAdapter
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from polarkv_client.connectors.guard import attach, harmless
-from polarkv_client.connectors.identity import engine_namespace, fingerprint
+from polarkv_client.connectors.identity import chunk_digests, engine_namespace, fingerprint
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace
@@ -189,12 +189,7 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
 
     def _digests(self, keys: Sequence[Any]) -> list[bytes]:
         """Chunk keys: the hash of the namespace's root and LMCache's own key, which names ranks, dtype and tags."""
-        digests = []
-        for key in keys:
-            digest = self._root.copy()
-            digest.update(key.to_string().encode())
-            digests.append(digest.digest())
-        return digests
+        return chunk_digests(self._root, (key.to_string() for key in keys))
 
     def _namespace(self, own: ConnectorConfig, metadata: Any) -> Namespace:
         layout = {

@@ -30,7 +30,7 @@ from polarkv_client.client import Operations
 from polarkv_client.connectors.guard import attach, harmless
 from polarkv_client.connectors.hicache_metrics import Meter
 from polarkv_client.connectors.host_pages import HostPages
-from polarkv_client.connectors.identity import engine_namespace, fingerprint
+from polarkv_client.connectors.identity import chunk_digests, engine_namespace, fingerprint
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace
@@ -230,12 +230,7 @@ class _Rank(NamedTuple):
 
     def digests(self, keys: Sequence[str]) -> list[bytes]:
         """Chunk keys: the hash of the namespace's root and the engine's own key, 32 bytes each."""
-        digests = []
-        for key in keys:
-            digest = self.root.copy()
-            digest.update(key.encode())
-            digests.append(digest.digest())
-        return digests
+        return chunk_digests(self.root, keys)
 
     def views(self, host_indices: torch.Tensor) -> list[Views]:
         """The pages' memory in the host pool."""

@@ -165,6 +165,14 @@ class Transport(ABC):
                 f"{self.node.name}: the grant is for incarnation {grant.body.incarnation}, not {self.node.incarnation}"
             )
 
+    def expect_within(self, picks: Sequence[Pick], memory_bytes: int) -> None:
+        """For ways on which nobody else checks what this side does. Raises Refused: a pick is not all in the memory."""
+        for pick in picks:
+            extent = pick.extent
+            end = extent.offset_bytes + layout.stride_bytes(extent.length_bytes)
+            if extent.offset_bytes < 0 or end > memory_bytes:
+                raise errors.Refused(f"an extent at {extent.offset_bytes} lies outside the memory of {self.node.name}")
+
     def peer_gone(self) -> bool:
         """Whether the node's server is known to have gone, without asking it; what is held of it is of no use then."""
         return False

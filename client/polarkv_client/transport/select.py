@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -213,33 +214,30 @@ class Transports:
             return str(error)
         return ""
 
-    def _candidates(self, node: NodeInfo, reasons: list[str]) -> list[tuple[Transport, str]]:
-        found: list[tuple[Transport, str]] = []
+    def _candidates(self, node: NodeInfo, reasons: list[str]) -> Iterator[tuple[Transport, str]]:
+        """Ways to try, in order. RDMA devices are opened only when what comes before them has failed."""
         connect_s = self._config.connect_timeout_ms / 1000
         allowed = self._config.transport
-        if allowed in {"auto", "shm"}:
-            if not node.shm:
-                reasons.append("shm: the node does not offer it")
-            elif node.host_id != self._host:
-                reasons.append("no shm: another host")
+        by_shm, by_rdma, by_tcp = (allowed in {"auto", way} for way in ("shm", "rdma", "tcp"))
+        near = node.host_id == self._host
+        if by_shm and not (node.shm and near):
+            reasons.append("no shm: another host" if node.shm else "shm: the node does not offer it")
+        if by_rdma and not node.rdma:
+            reasons.append("no rdma: the node does not offer it")
+        if by_tcp and not node.tcp:
+            reasons.append("tcp: the node does not offer it")
+        if by_shm and node.shm and near:
+            yield ShmTransport(node, self._copy_threads, connect_s, self._config.shm_copies), "same host"
+        if by_rdma and node.rdma:
+            if missing := self._no_rdma_here():
+                reasons.append(f"no rdma: {missing}")
             else:
-                found.append((ShmTransport(node, self._copy_threads, connect_s, self._config.shm_copies), "same host"))
-        if allowed in {"auto", "rdma"}:
-            if not node.rdma:
-                reasons.append("no rdma: the node does not offer it")
-            elif not (missing := self._no_rdma_here()):
                 why = "only rdma is allowed" if allowed == "rdma" else "both ends have it"
                 transport = RdmaTransport(node, self._devices, self._queue_pairs, connect_s)
-                found.append((transport, f"{why}, by {self._devices.binding}"))
-            else:
-                reasons.append(f"no rdma: {missing}")
-        if allowed in {"auto", "tcp"}:
-            if not node.tcp:
-                reasons.append("tcp: the node does not offer it")
-            else:
-                why = "only tcp is allowed" if allowed == "tcp" else "by network"
-                found.append((TcpTransport(node, self._tcp_connections, connect_s), why))
-        return found
+                yield transport, f"{why}, by {self._devices.binding}"
+        if by_tcp and node.tcp:
+            why = "only tcp is allowed" if allowed == "tcp" else "by network"
+            yield TcpTransport(node, self._tcp_connections, connect_s), why
 
 
 def _same_ways(old: NodeInfo, new: NodeInfo) -> bool:

@@ -152,7 +152,6 @@ def _check_blank(wanted: Wanted, devices: Sequence[Device]) -> None:
             array = "" if device.record is None else f" (member of the array {device.record.name!r})"
             raise Refused(
                 f"{device.path} holds {device.contents}{array}: name a device that is blank, or empty this one"
-                f""
             )
 
 

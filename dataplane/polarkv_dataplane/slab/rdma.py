@@ -7,9 +7,7 @@ docs/design/rdma.md.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import secrets
 import socket
 import threading
 import time
@@ -17,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from polarkv_client.buffers import address_of
 from polarkv_client.endpoints import RdmaEndpoint, RdmaPort
 from polarkv_client.errors import (
     ConfigurationError,
@@ -76,7 +75,7 @@ class _Device:
         Raises:
             ConfigurationError: no more memory may be locked. Unavailable: it failed otherwise.
         """
-        address = ctypes.addressof(ctypes.c_char.from_buffer(pool.view))
+        address = address_of(pool.view)
         piece_bytes = min(_REGION_BYTES, self.device.limits.region_bytes // 4096 * 4096 or _REGION_BYTES)
         for offset in range(0, pool.size_bytes, piece_bytes):
             if stopping():
@@ -97,11 +96,7 @@ class _Device:
         """A queue pair joined to a client's. Raises Unavailable."""
         pair = self.device.pair(self.completions, devices.PORT, 1)
         try:
-            port = self.device.port(devices.PORT)
-            if not port.active:
-                raise Unavailable(f"{self.seen.name}: its port is down")
-            reads = max(1, min(self.device.limits.reads, seam.MOST_READS))
-            mine = QueuePair(pair.number, secrets.randbelow(1 << 24), self.gid.raw, port.lid, port.mtu, reads)
+            mine = self.device.describe(pair, devices.PORT, self.gid.raw)
             pair.connect(self.gid.number, mine, theirs, access)
         except BaseException:
             pair.close()

@@ -55,8 +55,7 @@ class MetadataStoreSpec(ApiModel):
     type: MetadataStoreType = Field(
         MetadataStoreType.SQLITE,
         description="SQLite: a file on a volume of the manager's own. PostgreSQL, MySQL: a server named by "
-        "secretRef. None: "
-        "pins, recency and quotas are forgotten with the manager.",
+        "secretRef. None: pins, recency and quotas are forgotten with the manager.",
     )
     secret_ref: SecretReference | None = Field(
         None,

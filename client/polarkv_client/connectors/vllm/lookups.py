@@ -18,9 +18,8 @@ FRESH_S = 1.0  # an answer that has waited longer in the engine's queue is asked
 
 @dataclass
 class Lookup:
-    """One question. ``chunks`` is for how many chunks was asked."""
+    """One question."""
 
-    chunks: int
     asked_at: float
     ends_at: float
     future: Future[list[Tier]] | None  # None: too many wait already, a miss
@@ -56,7 +55,7 @@ class Lookups:
         """Begin to ask; ``keys[rank]`` are that rank's keys, joined. Never blocks."""
         now = self._clock()
         chunks = len(keys[0]) // KEY_BYTES
-        lookup = Lookup(chunks, now, now + self._deadline_ms / 1000, None)
+        lookup = Lookup(now, now + self._deadline_ms / 1000, None)
         self._pending = {future for future in self._pending if not future.done()}
         if len(self._pending) >= _PENDING:
             self._note("lookups_skipped", 1)

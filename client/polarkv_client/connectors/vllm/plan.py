@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polarkv_client.keys import KEY_BYTES, Namespace, chunk_keys, join_keys
+from polarkv_client.keys import KEY_BYTES, Namespace, chunk_keys, join_keys, split_keys
 
 SCRATCH = -1  # in place of a block: this part of the chunk is in the engine already, or of no use to it
 
@@ -29,8 +29,7 @@ class Transfer:
 
     def rank_keys(self, rank: int) -> list[bytes]:
         """The keys of one rank."""
-        joined = self.keys[rank]
-        return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
+        return list(split_keys(self.keys[rank]))
 
     @property
     def chunks(self) -> int:

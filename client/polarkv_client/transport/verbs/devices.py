@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polarkv_client import errors
+from polarkv_client.host import read_text
 
 SYSFS = Path("/sys")
 DEVICE_FILES = Path("/dev/infiniband")
@@ -60,9 +61,9 @@ def seen(gid_index: int | None = None, sysfs: Path = SYSFS) -> list[Seen]:
 
 def _look(name: str, gid_index: int | None, sysfs: Path) -> Seen:
     folder = sysfs / "class" / "infiniband" / name / "ports" / str(PORT)
-    state = _text(folder / "state").partition(": ")[2].lower() or "unknown"
+    state = read_text(folder / "state").partition(": ")[2].lower() or "unknown"
     gids = tuple(_gids(folder, gid_index))
-    return Seen(name, state, _text(folder / "link_layer"), gids, _device_file(name, sysfs))
+    return Seen(name, state, read_text(folder / "link_layer"), gids, _device_file(name, sysfs))
 
 
 def pick_gid(device: Seen, index: int | None) -> Gid:
@@ -90,7 +91,7 @@ def pick_gid(device: Seen, index: int | None) -> Gid:
 def interfaces(name: str, sysfs: Path = SYSFS) -> list[str]:
     """The network interfaces that a device's addresses are of."""
     folder = sysfs / "class" / "infiniband" / name / "ports" / str(PORT) / "gid_attrs" / "ndevs"
-    found = {_text(folder / str(index)) for index in range(_MOST_HOLES)}
+    found = {read_text(folder / str(index)) for index in range(_MOST_HOLES)}
     return sorted(found - {""})
 
 
@@ -124,7 +125,7 @@ def traffic(name: str, sysfs: Path = SYSFS) -> dict[str, int]:
     found: dict[str, int] = {}
     for what, places in _TRAFFIC.items():
         for place, unit in places:
-            if (text := _text(folder / place)).isdigit():
+            if (text := read_text(folder / place)).isdigit():
                 found[what] = int(text) * unit
                 break
     return found
@@ -142,22 +143,15 @@ def _gids(folder: Path, also: int | None) -> list[Gid]:
 
 def _gid(folder: Path, index: int) -> list[Gid]:
     try:
-        raw = ipaddress.IPv6Address(_text(folder / "gids" / str(index))).packed
+        raw = ipaddress.IPv6Address(read_text(folder / "gids" / str(index))).packed
     except ValueError:
         return []
-    return [Gid(index, raw, _text(folder / "gid_attrs" / "types" / str(index)))] if any(raw) else []
+    return [Gid(index, raw, read_text(folder / "gid_attrs" / "types" / str(index)))] if any(raw) else []
 
 
 def _device_file(name: str, sysfs: Path) -> str:
     folder = sysfs / "class" / "infiniband_verbs"
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if _text(path / "ibdev") == name:
+        if read_text(path / "ibdev") == name:
             return path.name
     return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -8,7 +8,6 @@ to close is closed before it ends.
 from __future__ import annotations
 
 import atexit
-import secrets
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,13 +51,7 @@ class LocalDevice:
         Raises:
             Unavailable: its port is down.
         """
-        port = self.device.port(self.port_number)
-        if not port.active:
-            raise errors.Unavailable(f"{self.name}: its port is down")
-        # A random start: packets of a former life of this queue pair's number fit nowhere.
-        psn = secrets.randbelow(1 << 24)
-        reads = max(1, min(self.device.limits.reads, seam.MOST_READS))
-        return QueuePair(pair.number, psn, self.gid.raw, port.lid, port.mtu, reads)
+        return self.device.describe(pair, self.port_number, self.gid.raw)
 
     def hold(self, made: Closes) -> None:
         """Something was made of it that lives until :meth:`let_go`. Raises Unavailable: it has been closed."""

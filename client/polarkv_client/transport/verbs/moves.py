@@ -22,7 +22,7 @@ from polarkv_client import errors, layout
 from polarkv_client.buffers import Views, address_of
 from polarkv_client.keys import short
 from polarkv_client.transport.base import Pick, Scope, verify
-from polarkv_client.transport.verbs.lane import BLOCK_BYTES, HEADERS, Lane
+from polarkv_client.transport.verbs.lane import BLOCK_BYTES, HEADERS, NEVER, Lane
 from polarkv_client.transport.verbs.registrations import Registered
 from polarkv_client.transport.verbs.seam import Opcode, Work
 
@@ -241,7 +241,7 @@ class Write(_Move):
                 if piece is None:
                     piece = next(self._pieces, None)
             self._prove()
-        lane.write_until = float("inf")
+        lane.write_until = NEVER
 
     def _begin(self, piece: Piece) -> list[Work]:
         lane, extent = self.lane, piece.chunk.pick.extent

@@ -10,6 +10,7 @@ Reliable connections, one-sided operations, one buffer an operation: what every 
 from __future__ import annotations
 
 import errno
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
@@ -165,6 +166,16 @@ class Device(ABC):
     @abstractmethod
     def port(self, number: int) -> Port:
         """A port, as it is now. Raises VerbsError."""
+
+    def describe(self, pair: Pair, port_number: int, gid: bytes) -> QueuePair:
+        """One of its queue pairs, for the other end; ``gid`` is the port's address. Raises Unavailable: it is down."""
+        port = self.port(port_number)
+        if not port.active:
+            raise errors.Unavailable(f"{self.name}: its port is down")
+        # A random start: packets of a former life of this queue pair's number fit nowhere.
+        psn = secrets.randbelow(1 << 24)
+        reads = max(1, min(self.limits.reads, MOST_READS))
+        return QueuePair(pair.number, psn, gid, port.lid, port.mtu, reads)
 
     @abstractmethod
     def register(self, address: int, size_bytes: int, access: Access) -> Region:

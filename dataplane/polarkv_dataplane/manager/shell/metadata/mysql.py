@@ -16,7 +16,7 @@ from polarkv_dataplane.manager.shell.metadata.store import Batch, NodeRow, Recal
 from polarkv_dataplane.manager.shell.metadata.threaded import ThreadedStore
 
 _TIMEOUT_S = 10
-_OPTIONS = {"unix_socket": "unix_socket", "ssl_ca": "ssl_ca", "ssl_cert": "ssl_cert", "ssl_key": "ssl_key"}
+_OPTIONS = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")  # as the driver names them
 _FORM = "use mysql://USER:PASSWORD@HOST:PORT/NAME, with the options " + ", ".join(_OPTIONS)
 # Without a strict mode a NULL among many rows would be stored as a zero.
 _SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
@@ -173,12 +173,12 @@ def _arguments(url: str) -> dict[str, Any]:
         raise ConfigurationError("metadata_url", "mysql://…", f"{_FORM} ({error})") from None
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     name = unquote(parts.path.removeprefix("/"))
-    if unknown := sorted(options.keys() - _OPTIONS.keys()):
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
         raise ConfigurationError("metadata_url", f"mysql://…?{unknown[0]}=…", _FORM)
     if not name or "/" in name or not (parts.hostname or "unix_socket" in options):
         raise ConfigurationError("metadata_url", "mysql://…", _FORM)
-    arguments: dict[str, Any] = {_OPTIONS[option]: value for option, value in options.items()}
-    arguments |= {"user": unquote(parts.username or ""), "password": unquote(parts.password or ""), "database": name}
+    arguments: dict[str, Any] = {**options, "database": name}
+    arguments |= {"user": unquote(parts.username or ""), "password": unquote(parts.password or "")}
     if parts.hostname:
         arguments |= {"host": parts.hostname, "port": port or 3306}
     return arguments
