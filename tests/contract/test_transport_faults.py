@@ -19,8 +19,7 @@ from polarkv_client import errors, layout, native
 from polarkv_client.protocol.grants import Access
 from polarkv_client.protocol.messages import Empty, Op, SlabAttached
 from polarkv_client.protocol.wire import HEAD, encode_frame
-from polarkv_client.transport import copies
-from polarkv_client.transport.base import Scope
+from polarkv_client.transport.base import PIECE_BYTES, Scope
 from tests.contract.peers import SLACK_S, Bench, black_hole, impostor, in_time, make, payload, picks, soon
 from tests.support.slab_process import SlabProcess
 from tests.support.waiting import wait_until
@@ -335,7 +334,7 @@ def test_the_ticket_is_looked_at_before_every_piece(
     slab: SlabProcess, monkeypatch: pytest.MonkeyPatch, kind: str, owner: object, call: str
 ) -> None:
     bench = Bench(slab, make(kind, slab.info))
-    extents = bench.extents([4 * copies.PIECE_BYTES])
+    extents = bench.extents([4 * PIECE_BYTES])
     grant = bench.grant(Access.WRITE, extents)
     bench.transport.reach(grant, soon())
     scope = soon().until(time.monotonic() + 4)
@@ -348,7 +347,7 @@ def test_the_ticket_is_looked_at_before_every_piece(
 
     monkeypatch.setattr(owner, call, slow)
     with pytest.raises(errors.LeaseEnded):
-        bench.transport.write(grant, picks(extents, [bytes(4 * copies.PIECE_BYTES)]), scope)
+        bench.transport.write(grant, picks(extents, [bytes(4 * PIECE_BYTES)]), scope)
     assert len(written) == 1
     monkeypatch.undo()
     assert layout.unpack_header(bench.peek(extents[0].offset_bytes, 64)) is None

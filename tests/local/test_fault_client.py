@@ -8,7 +8,7 @@ import pytest
 
 from polarkv_client.results import Reason
 from polarkv_client.states import ReadOutcome, Tier
-from polarkv_client.transport import base, copies
+from polarkv_client.transport.base import PIECE_BYTES
 from tests.local.support.invariants import settled
 from tests.local.support.oracle import Caller, Chunks
 from tests.local.support.raw import RawClient
@@ -19,8 +19,7 @@ from tests.support.waiting import wait_until
 # One slab of one slot: whoever stores next gets the very memory that a late writer still aims at.
 SLOT_BYTES = 16 << 20
 LENGTH_BYTES = 9 << 20
-COPIES = LENGTH_BYTES // copies.PIECE_BYTES
-SENDS = LENGTH_BYTES // base.PIECE_BYTES
+PIECES = LENGTH_BYTES // PIECE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +43,11 @@ def takes_the_slot(caller: Caller, number: int) -> None:
 @pytest.mark.parametrize(
     ("transport", "call", "nth"),
     [
-        ("shm", "gather", COPIES // 2),  # in the middle of the payload
+        ("shm", "gather", PIECES // 2),  # in the middle of the payload
         ("shm", "put", 0),  # right before the header, which would make the slot look whole
-        ("shm", "pwritev", COPIES // 2),
+        ("shm", "pwritev", PIECES // 2),
         ("shm", "pwritev", 0),
-        ("tcp", "sendmsg", SENDS // 2),
+        ("tcp", "sendmsg", PIECES // 2),
     ],
 )
 def test_a_write_that_goes_on_after_its_ticket_never_shows(
@@ -146,7 +145,7 @@ def test_a_writer_killed_in_the_middle_frees_its_key_and_memory(one_slot: World,
             operation="store",
             transport="shm",
             call="gather",
-            nth=COPIES // 2,
+            nth=PIECES // 2,
         )
         assert not caller.load([0]).hits
         dead.kill()

@@ -21,11 +21,10 @@ import xxhash
 from polarkv_client import errors, layout, native
 from polarkv_client.buffers import pieces
 from polarkv_client.keys import short
-from polarkv_client.transport.base import Pick, Scope
+from polarkv_client.transport.base import PIECE_BYTES, Pick, Scope
 
 Part = bytes | bytearray | memoryview
 Put = Callable[[Sequence[Part], int], int]
-PIECE_BYTES = 1 << 20  # hashed right after it was copied, from the last-level cache; less costs calls and gains nothing
 
 
 class Copies(ABC):
