@@ -23,16 +23,16 @@ from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.shm import ShmTransport
 from polarkv_client.transport.tcp import TcpTransport
 from polarkv_client.transport.verbs.local import LocalDevices
-from tests.support.guest import IN_GUEST
+from tests.support.guest import IN_GUEST, SLOWNESS
 from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager
 from tests.support.waiting import wait_until
 
 KINDS = ["shm", "shm-calls", "tcp"]  # and rdma, in the virtual machine of tests/vm
-CONNECT_S = 1.0
+CONNECT_S = 1.0 * SLOWNESS
 SIZE = 70_000
 # For a loaded machine, or a guest of one slow processor; what would hang here hangs for longer.
-SLACK_S = 5.0 if IN_GUEST else 1.5
+SLACK_S = 5.0 * SLOWNESS if IN_GUEST else 1.5
 
 
 class OwnDevices(RdmaTransport):
@@ -74,7 +74,7 @@ def payload(length_bytes: int, seed: int = 1) -> bytes:
 
 def soon(seconds: float = 5.0) -> Scope:
     """A scope that ends in so many seconds."""
-    return Scope(time.monotonic() + seconds)
+    return Scope(time.monotonic() + seconds * SLOWNESS)
 
 
 @dataclass
@@ -190,7 +190,7 @@ def in_time(seconds: float) -> Iterator[None]:
     """The block takes no longer than ``seconds`` and the slack."""
     begin = time.monotonic()
     yield
-    assert time.monotonic() - begin < seconds + SLACK_S
+    assert time.monotonic() - begin < seconds * SLOWNESS + SLACK_S
 
 
 def chunks(count: int, size: int = SIZE) -> tuple[list[bytes], list[bytes], list[bytearray]]:

@@ -8,14 +8,18 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from tests.support.guest import SLOWNESS
+
 T = TypeVar("T")
 
 
 def wait_until(probe: Callable[[], T | None], what: str, timeout_s: float = 10.0, every_s: float = 0.02) -> T:
     """Call ``probe`` until its answer is true, and return the answer.
 
-    Raises TimeoutError that names ``what`` and the last answer, once ``timeout_s`` have passed.
+    Raises TimeoutError that names ``what`` and the last answer, once ``timeout_s`` have passed: ``SLOWNESS`` times that
+    where everything is that much slower.
     """
+    timeout_s *= SLOWNESS
     deadline = time.monotonic() + timeout_s
     never = threading.Event()
     while True:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.guest import IN_GUEST
+from tests.support.guest import EMULATED, IN_GUEST
 
 HERE = Path(__file__).parent
 BOOTS = HERE / "boots"
-EMULATED = 10
 
 
 def give_more_time(items: list[pytest.Item]) -> None:

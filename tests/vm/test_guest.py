@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.guest import SLOWNESS
 from tests.support.waiting import wait_until
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30 * SLOWNESS, check=False)
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout
 
@@ -44,7 +45,7 @@ def test_rdma_between_the_two_hosts_crosses_their_link(server: str, client: str)
     try:
         wait_until(lambda: run("ss", "-Hltn", "sport = 18515"), "the server of ibv_rc_pingpong to listen")
         run("ibv_rc_pingpong", "-d", client, *arguments, "127.0.0.1")
-        assert listening.wait(timeout=10) == 0
+        assert listening.wait(timeout=10 * SLOWNESS) == 0
     finally:
         listening.kill()
         listening.communicate()

@@ -22,6 +22,7 @@ from polarkv_dataplane.raid.runner import Runner, StepFailed, execute
 from polarkv_dataplane.raid.state import Wanted
 from polarkv_dataplane.raid.steps import Command
 from polarkv_dataplane.runtime.stopping import Stop
+from tests.support.guest import SLOWNESS
 from tests.support.waiting import wait_until
 
 PROGRAM = (sys.executable, "-m", "polarkv_dataplane.raid")
@@ -30,7 +31,7 @@ MIB = 1 << 20
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * SLOWNESS, check=False)
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout
 
@@ -291,7 +292,7 @@ def test_the_program_holds_the_array_until_it_is_told_to_end(wanted: Wanted, dis
             assert any("is mounted at" in line for line in process.stderr)
             assert checked(variables)
             process.send_signal(sent)
-            assert process.wait(timeout=30) == status
+            assert process.wait(timeout=30 * SLOWNESS) == status
         finally:
             process.kill()
             process.communicate()
@@ -332,7 +333,7 @@ def test_as_in_a_container_without_udev(wanted: Wanted, disks: list[str], tmp_pa
         assert Path(wanted.mount).stat().st_uid == OWNER
         (first,) = psutil.Process(container.pid).children()
         first.terminate()
-        assert container.wait(timeout=30) == 0
+        assert container.wait(timeout=30 * SLOWNESS) == 0
         assert observe.mounted_at(wanted.mount) is None
         assert observe.see(wanted, disks).arrays == ()
     finally:

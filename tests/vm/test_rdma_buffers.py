@@ -18,6 +18,7 @@ from polarkv_client.protocol.grants import Access
 from polarkv_client.transport.base import Pick
 from polarkv_client.transport.verbs.local import LocalDevices
 from tests.contract.peers import Bench, OwnDevices, payload, picks, replace_checksum, soon
+from tests.support.guest import SLOWNESS
 from tests.support.slab_process import SlabProcess, start_slab
 
 SIZE = (1 << 20) + 4096
@@ -95,7 +96,7 @@ def test_lanes_are_spread_over_all_devices(server: SlabProcess) -> None:
 def test_the_doctor_finds_everything_well(tmp_path: os.PathLike[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "polarkv_client.cli.main", "doctor", "--json", "--dir", str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=60 * SLOWNESS, check=False,
     )  # fmt: skip
     found = {check["check"]: check for check in json.loads(done.stdout)["checks"] if "rdma" in check["check"]}
     assert {name: check["level"] for name, check in found.items()} == {

@@ -18,11 +18,13 @@ from polarkv_client.states import Tier
 from polarkv_client.sync import SyncClient
 from tests.local.support.invariants import settled
 from tests.local.support.world import World, running
+from tests.support.guest import SLOWNESS
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
 NODES = 2
 CHUNKS = 80  # of 1 MiB, over twice 32 MiB of memory: the rest is on disk
+pytestmark = pytest.mark.in_order
 SLABS = [f"slab-{node}" for node in range(NODES)]
 
 
@@ -62,7 +64,7 @@ class Moved:
 
 def socket_bytes(pid: int) -> int:
     """What all TCP sockets of a process have sent and received."""
-    shown = subprocess.run(["ss", "-Htinp"], capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(["ss", "-Htinp"], capture_output=True, text=True, check=True, timeout=30 * SLOWNESS).stdout
     total = 0
     for head, details in re.findall(r"^(\S.*)\n\s+(.*)$", shown, re.MULTILINE):
         if f"pid={pid}," in head:
@@ -153,7 +155,7 @@ def test_the_slab_servers_need_not_even_run(world: World, client: SyncClient) ->
 
 
 def test_a_slab_server_that_is_killed_comes_back_over_rdma(world: World, client: SyncClient) -> None:
-    world.cluster.restart("slab-0", 30)
+    world.cluster.restart("slab-0", 30 * SLOWNESS)
     payloads = [chunk(1000 + number) for number in range(4)]
     keys = [(1000 + number).to_bytes(32, "big") for number in range(4)]
     wait_until(lambda: client.store(keys, payloads).present == 4, "stores on both nodes", 30)

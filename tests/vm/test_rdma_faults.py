@@ -23,6 +23,7 @@ from polarkv_client.transport.verbs.lane import RemoteMemory
 from polarkv_client.transport.verbs.local import LocalDevices
 from polarkv_client.transport.verbs.session import MovingLane
 from tests.contract.peers import Bench, OwnDevices, in_time, payload, picks, soon
+from tests.support.guest import SLOWNESS
 from tests.support.slab_process import PROGRAM, SECRET, SlabProcess, start_slab
 from tests.support.waiting import wait_until
 
@@ -112,7 +113,7 @@ class Transfer:
 
     def join(self, within_s: float) -> str:
         with in_time(within_s):
-            self.thread.join(within_s + 5)
+            self.thread.join((within_s + 5) * SLOWNESS)
         assert not self.thread.is_alive()
         return self.said
 
@@ -228,11 +229,12 @@ from polarkv_client.protocol.messages import NodeInfo
 from polarkv_client.transport.base import HeldGrant, Scope
 from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.verbs.local import LocalDevices
+from tests.support.guest import SLOWNESS
 info, signed = msgspec.json.decode(sys.argv[1], type=NodeInfo), bytes.fromhex(sys.argv[2])
 devices = LocalDevices(("rxe1",))
-transport = RdmaTransport(info, devices, 1, 5.0)
+transport = RdmaTransport(info, devices, 1, 5.0 * SLOWNESS)
 try:
-    transport.reach(HeldGrant(signed, grants.read(signed)), Scope(time.monotonic() + 5))
+    transport.reach(HeldGrant(signed, grants.read(signed)), Scope(time.monotonic() + 5 * SLOWNESS))
 except errors.Unavailable as error:
     print(error)
 transport.close(); devices.close()
@@ -240,8 +242,9 @@ transport.close(); devices.close()
     info = json_of(bench.slab)
     grant = bench.grant(Access.READ, []).signed.hex()
     done = subprocess.run(
-        [sys.executable, "-c", NO_LOCKS, program, info, grant], capture_output=True, text=True, timeout=30, check=True
-    )
+        [sys.executable, "-c", NO_LOCKS, program, info, grant],
+        capture_output=True, text=True, timeout=30 * SLOWNESS, check=True,
+    )  # fmt: skip
     assert "Cannot allocate memory" in done.stdout, done
     assert "ulimit -l" in done.stdout
 
@@ -268,7 +271,7 @@ def test_with_rdma_alone_a_slab_server_that_cannot_does_not_start(
     command = [sys.executable, "-c", f"{begin}\n{PROGRAM}", "node-0", "tcp://127.0.0.1:1", str(tmp_path / "secret")]
     done = subprocess.run(
         [*command, str(64 * MIB), str(tmp_path / "s"), "off", said],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=30 * SLOWNESS, check=False,
     )  # fmt: skip
     assert done.returncode
     assert text in done.stderr
@@ -310,10 +313,11 @@ from polarkv_client.protocol.messages import NodeInfo
 from polarkv_client.transport.base import HeldGrant, Scope
 from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.verbs.local import LocalDevices
+from tests.support.guest import SLOWNESS
 info, signed = msgspec.json.decode(sys.argv[1], type=NodeInfo), bytes.fromhex(sys.argv[2])
 devices = LocalDevices(("rxe1",), binding={binding!r})
-transport = RdmaTransport(info, devices, 1, 5.0)
-transport.reach(HeldGrant(signed, grants.read(signed)), Scope(time.monotonic() + 5))
+transport = RdmaTransport(info, devices, 1, 5.0 * SLOWNESS)
+transport.reach(HeldGrant(signed, grants.read(signed)), Scope(time.monotonic() + 5 * SLOWNESS))
 if {ending!r} == "closed":
     transport.close(); devices.close()
 if {ending!r} == "in a cycle":
@@ -325,7 +329,7 @@ gc.collect()
 """
     grant = Bench(server, transport(server)).grant(Access.READ, []).signed.hex()
     command = [sys.executable, "-X", "faulthandler", "-c", program, json_of(server), grant]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30 * SLOWNESS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -334,7 +338,7 @@ def json_of(server: SlabProcess) -> str:
 
 
 def run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=30 * SLOWNESS, check=True).stdout
 
 
 def queue_pairs(server: SlabProcess) -> int:

@@ -22,12 +22,13 @@ from polarkv_client import errors
 from polarkv_client.protocol.grants import Access, Extent
 from tests.contract.peers import Bench, OwnDevices, key, payload, picks, replace_checksum, soon
 from tests.support.fake_manager import FakeManager
+from tests.support.guest import SLOWNESS
 from tests.support.slab_process import SECRET, SlabProcess, start_slab
 from tests.support.waiting import wait_until
 
 LENGTH = 300_000
-TICKET_S = 1.0
-QUARANTINE_MS = 1500
+TICKET_S = 1.0 * SLOWNESS
+QUARANTINE_MS = 1500 * SLOWNESS
 
 LATE_WRITER = """
 import os, signal, sys, time
@@ -39,12 +40,13 @@ from polarkv_client.transport.base import HeldGrant, Pick, Scope
 from polarkv_client.transport.rdma import RdmaTransport
 from polarkv_client.transport.verbs.lane import Lane, NEVER
 from polarkv_client.transport.verbs.local import LocalDevices
+from tests.support.guest import SLOWNESS
 
 info, signed, ticket_s, how, fenced = sys.argv[1:]
 info = msgspec.json.decode(info, type=NodeInfo)
 grant = HeldGrant(bytes.fromhex(signed), grants.read(bytes.fromhex(signed)))
-transport = RdmaTransport(info, LocalDevices(("rxe1",)), 1, 5.0)
-transport.reach(grant, Scope(time.monotonic() + 5))
+transport = RdmaTransport(info, LocalDevices(("rxe1",)), 1, 5.0 * SLOWNESS)
+transport.reach(grant, Scope(time.monotonic() + 5 * SLOWNESS))
 post = Lane.post
 
 def late(lane, works):
@@ -58,7 +60,7 @@ def late(lane, works):
         sys.stdin.readline()
     pair, lane.broken = lane._pair, ""
     pair.post(works)  # whatever the lane itself would say by now
-    scope.deadline = time.monotonic() + 10  # and it does not even look at the time any more
+    scope.deadline = time.monotonic() + 10 * SLOWNESS  # and it does not even look at the time any more
 
 Lane.post = late
 extent = grant.body.extents[0]
@@ -110,12 +112,12 @@ class LateWriter:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=10 * SLOWNESS)
 
     def go(self) -> str:
         if self.how == "process":
             os.kill(self.process.pid, signal.SIGCONT)
-        said, _ = self.process.communicate("go\n", timeout=20)
+        said, _ = self.process.communicate("go\n", timeout=20 * SLOWNESS)
         return said.strip()
 
 

@@ -20,6 +20,7 @@ from polarkv_dataplane.embedded import Cluster
 from polarkv_dataplane.embedded.places import Places
 from polarkv_dataplane.runtime import secrets
 from tests.local.support.oracle import Caller, Chunks
+from tests.support.guest import SLOWNESS, slower
 from tests.support.waiting import wait_until
 
 # Short, so that faults and their ends fit into a test; long enough for a machine with more work than processors.
@@ -48,7 +49,7 @@ class World:
 
     def client(self, transport: str = "auto", **settings: object) -> SyncClient:
         """A client with short waits between attempts."""
-        settings = {"breaker_longest_ms": 500, "deadline_ms": 2000, **settings}
+        settings = slower({"breaker_longest_ms": 500, "deadline_ms": 2000, **settings})
         return SyncClient.connect(self.cluster.connection, transport=transport, **settings)
 
     @contextlib.contextmanager
@@ -60,7 +61,7 @@ class World:
     def admin(self, path: str, body: object = None, token: str | None = None) -> Any:
         """Ask the admin API; the answer's JSON (or text)."""
         place = urllib.parse.urlsplit(self._admin)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ADMIN_S)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ADMIN_S * SLOWNESS)
         headers = {"Authorization": f"Bearer {token or self._admin_token}", "Content-Type": "application/json"}
         try:
             connection.request(
@@ -133,7 +134,7 @@ class World:
 
     def ready(self, within_s: float = RECOVERY_S) -> None:
         """Wait until every cache node is Active."""
-        self.cluster.wait_ready(within_s)
+        self.cluster.wait_ready(within_s * SLOWNESS)
 
     def kill(self, name: str) -> int:
         """SIGKILL; the supervisor starts it again. Returns the id it had."""
@@ -165,7 +166,7 @@ def running(
     ``sections`` (manager, slab) change single settings.
     """
     base: dict[str, Mapping[str, object]] = {"manager": MANAGER, "slab": SLAB, "disk": DISK}
-    merged = {name: {**values, **sections.get(name, {})} for name, values in base.items()}
+    merged = {name: slower({**values, **sections.get(name, {})}) for name, values in base.items()}
     with tempfile.TemporaryDirectory(prefix="pkv-", ignore_cleanup_errors=True) as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(merged))
@@ -174,7 +175,7 @@ def running(
             files_at.mkdir(exist_ok=True)
             Places(directory).disk(0).parent.mkdir(parents=True)
             Places(directory).disk(0).symlink_to(files_at)
-        with Cluster(nodes, memory, disk, directory, config=config) as cluster:
+        with Cluster(nodes, memory, disk, directory, config=config, wait_ready_seconds=60 * SLOWNESS) as cluster:
             world = World(cluster)
             try:
                 yield world

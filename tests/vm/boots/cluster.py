@@ -10,10 +10,11 @@ from pathlib import Path
 
 from tests.local.support.oracle import Caller, Chunks
 from tests.local.support.world import World, running
+from tests.support.guest import SLOWNESS
 from tests.support.waiting import wait_until
 
 CHUNKS = Chunks("boots", (200_000, 70_000))
-DEADLINE_MS = 20_000
+DEADLINE_MS = 20_000 * SLOWNESS
 
 
 def live(files: Path, arguments: argparse.Namespace, cut: Callable[[], None]) -> dict[str, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,14 +14,9 @@ from bench.installing import InstallError
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.settings_cli import parse_size
 from tests.vm.support import machine, programs
+from tests.vm.support.suite import BOOTS, Suite
 
-SUITE_SECONDS = 900.0
-SUITE_DISKS = 4
-SUITE_DISK_BYTES = 256 << 20
-NONE_SELECTED = 5
-# Tests that boot guests; all others run in one.
-BOOTS = "tests/vm/boots"
-PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+GUEST_SECONDS = 900.0
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -57,7 +50,7 @@ def build() -> None:
 @main.command(context_settings=ANY_ARGUMENTS)
 @click.option("--disk", "disks", multiple=True, callback=sizes, help="Attach an empty disk of this size (256MiB).")
 @click.option("--memory", default="4GiB", show_default=True, callback=size, help="The guest's memory.")
-@click.option("--timeout", default=SUITE_SECONDS, show_default=True, type=float, help="Seconds before it is ended.")
+@click.option("--timeout", default=GUEST_SECONDS, show_default=True, type=float, help="Seconds before it is ended.")
 @click.argument("command", nargs=-1, required=True)
 def run(disks: list[int], memory: int, timeout: float, command: tuple[str, ...]) -> None:
     """Run COMMAND in the guest, in this folder and environment; exit with its status.
@@ -68,26 +61,18 @@ def run(disks: list[int], memory: int, timeout: float, command: tuple[str, ...])
 
 
 @main.command(context_settings=ANY_ARGUMENTS)
-@click.option("--timeout", default=SUITE_SECONDS, show_default=True, type=float, help="Seconds before it is ended.")
+@click.option("--timeout", default=GUEST_SECONDS, show_default=True, type=float, help="Seconds that each guest has.")
 @click.argument("arguments", nargs=-1)
 def test(timeout: float, arguments: tuple[str, ...]) -> None:
-    """Run the suite tests/vm in one guest, then what boots guests of its own.
+    """Run the suite tests/vm in guests side by side, and beside them what boots guests of its own.
 
-    ARGUMENTS go to pytest, such as `-k raid`, or name some of its files.
+    ARGUMENTS go to pytest, such as `-k raid`, or name some of its files. The exit status is the worst.
     """
     named = [argument for argument in arguments if Path(argument.partition("::")[0]).exists()]
     options = [argument for argument in arguments if argument not in named]
-    in_guest = [path for path in named if not path.startswith(BOOTS)] if named else ["tests/vm", f"--ignore={BOOTS}"]
+    in_guests = [path for path in named if not path.startswith(BOOTS)] if named else ["tests/vm", f"--ignore={BOOTS}"]
     here = [path for path in named if path.startswith(BOOTS)] if named else [BOOTS]
-    statuses = []
-    if in_guest:
-        disks = [SUITE_DISK_BYTES] * SUITE_DISKS
-        statuses.append(guest([*PYTEST, *options, *in_guest], disks, timeout, machine.MEMORY_BYTES))
-    if here:
-        environment = {**os.environ, "POLARKV_VM_BOOTS": "1"}
-        statuses.append(subprocess.run([*PYTEST, *options, *here], env=environment, check=False).returncode)
-    selected = [status for status in statuses if status != NONE_SELECTED]
-    sys.exit(max(selected, default=NONE_SELECTED))
+    sys.exit(Suite(options, in_guests, here, timeout).run())
 
 
 def guest(command: Sequence[str], disk_bytes: Sequence[int], timeout_s: float, memory: int) -> int:
@@ -95,7 +80,7 @@ def guest(command: Sequence[str], disk_bytes: Sequence[int], timeout_s: float, m
     with tempfile.TemporaryDirectory(prefix="polarkv-vm-disks-") as name:
         disks = [machine.make_disk(Path(name) / str(index), size) for index, size in enumerate(disk_bytes)]
         result = machine.boot(command, disks=disks, timeout_s=timeout_s, memory_bytes=memory, echo=sys.stdout.buffer)
-    if result.status not in (0, NONE_SELECTED):
+    if result.status:
         click.echo(machine.explain(result, timeout_s), err=True)
     return result.status
 

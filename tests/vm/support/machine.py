@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from polarkv_client.errors import ConfigurationError
 from tests.vm.support import programs, qemu, uml
@@ -38,6 +38,16 @@ CONSOLE_LINES = 60
 _TICK_S = 0.02
 # A shell's own; and what would send a program in the guest to a place of the machine's.
 _NOT_PASSED = {"PWD", "OLDPWD", "SHLVL", "_", "PATH", "TMPDIR", "PYTHONPATH", "XDG_RUNTIME_DIR"}
+
+
+class Attends(Protocol):
+    """Talks with a guest's command through the folder that is shared with it."""
+
+    def look(self, share: Path) -> None:
+        """Called again and again while the guest runs. What it raises ends the guest."""
+
+    def ended(self, share: Path) -> None:
+        """Called once the guest is off."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,13 @@ def boot(
     timeout_s: float,
     memory_bytes: int = MEMORY_BYTES,
     echo: BinaryIO | None = None,
+    attendant: Attends | None = None,
 ) -> Result:
     """Run a command in a guest and return what came of it.
 
     ``disks`` are images that become block devices, in this order; the guest names them in ``POLARKV_VM_DISKS``. They
-    hold afterwards what a disk would hold after the power went. ``echo`` gets the output as it comes.
+    hold afterwards what a disk would hold after the power went. ``echo`` gets the output as it comes; the attendant
+    looks into the shared folder, which the guest has at ``/run/polarkv-vm``.
     """
     if len(disks) > MAX_DISKS:
         raise ValueError(f"{len(disks)} disks: a guest takes {MAX_DISKS} beside its own")
@@ -98,9 +110,11 @@ def boot(
             )
         guard = _guard(process)
         try:
-            timed_out = not _follow(process, share / "output", began + timeout_s, echo)
+            timed_out = not _follow(process, share, began + timeout_s, echo, attendant)
         finally:
             _end(process, guard)
+        if attendant is not None:
+            attendant.ended(share)
         said = re.search(r"^exit (\d+)$", (share / "state").read_text(encoding="utf-8"), re.MULTILINE)
         status = TIMED_OUT if timed_out else int(said[1]) if said else NEVER_RAN
         return Result(
@@ -146,16 +160,20 @@ def _write_share(share: Path, command: Sequence[str], devices: Sequence[str], la
         (share / name).write_text(text, encoding="utf-8")
 
 
-def _follow(process: subprocess.Popen[bytes], output: Path, deadline: float, echo: BinaryIO | None) -> bool:
+def _follow(
+    process: subprocess.Popen[bytes], share: Path, deadline: float, echo: BinaryIO | None, attendant: Attends | None
+) -> bool:
     """Pass the output on until the guest is off; whether that was before the deadline."""
     ended = os.pidfd_open(process.pid)
     try:
-        with output.open("rb") as reader:
+        with (share / "output").open("rb") as reader:
             while True:
                 off = bool(select.select([ended], [], [], _TICK_S)[0])
                 if echo is not None and (new := reader.read()):
                     echo.write(new)
                     echo.flush()
+                if attendant is not None:
+                    attendant.look(share)
                 if off or time.monotonic() > deadline:
                     return off
     finally:
