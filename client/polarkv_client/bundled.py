@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import sys
-from importlib import metadata
 from importlib.util import find_spec
 
 MANIFEST = "bundle.json"
@@ -59,6 +58,9 @@ def attach(package_file: str) -> None:
 
 def _tell_of_old_libraries(requires: dict[str, str]) -> None:
     """The host's libraries are used as they are, also those that are older than what was tested: better than none."""
+    # Takes longest of all that this module needs, and nobody else needs it at every start.
+    from importlib import metadata
+
     for name, least in requires.items():
         try:
             found = metadata.version(name)

@@ -78,7 +78,7 @@ transport.close()
 @contextmanager
 def slab_server(folder: Path, *, fenced: bool) -> Iterator[SlabProcess]:
     """A slab server on rxe0. Without its fence it takes a client's silence for ever."""
-    begin = "" if fenced else "import polarkv_dataplane.slab.rdma as rdma; rdma.SESSION_SHARE = 1e6"
+    begin = "" if fenced else "import polarkv_dataplane.slab.rdma as rdma; rdma.SESSION_SHARE = 1e5"
     manager = FakeManager(SECRET, timeout_ms=60_000)
     manager.quarantine_ms = QUARANTINE_MS
     slab = start_slab(folder, manager=manager, begin=begin, rdma_devices=["rxe0"])

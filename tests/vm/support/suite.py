@@ -49,17 +49,15 @@ class Suite:
 
     def run(self) -> int:
         """Run it, and say how it went; the worst exit status."""
-        lanes = min(MOST_LANES, len(os.sched_getaffinity(0)))
+        processors = sorted(os.sched_getaffinity(0))[:MOST_LANES]
         machine.chosen().layers()
         with ThreadPoolExecutor(2) as pool, tempfile.TemporaryDirectory(prefix="polarkv-vm-said-") as name:
             # What the second lane says is held back: two outputs at once cannot be read.
             kept = Path(name) / "said"
-            work: list[Callable[[], None]] = [lambda: self._guest("guest 1", sys.stdout.buffer)]
-            if lanes == 1:
-                self._boots(sys.stdout.buffer)
-            else:
-                work.append(lambda: self._second(kept))
-            futures = [pool.submit(each) for each in work]
+            work = [lambda: self._guest("guest 1", sys.stdout.buffer), lambda: self._second(kept)]
+            if len(processors) == 1:
+                work = [lambda: self._only(sys.stdout.buffer)]
+            futures = [pool.submit(self._lane, *each) for each in zip(work, processors, strict=True)]
             self._wait(futures)
             if kept.exists():
                 sys.stdout.buffer.write(kept.read_bytes())
@@ -74,6 +72,15 @@ class Suite:
         finally:
             # Nothing if all have ended; else the others need not go on.
             self._stopping.set()
+
+    def _lane(self, work: Callable[[], None], processor: int) -> None:
+        if machine.chosen().ONE_PROCESSOR:
+            os.sched_setaffinity(threading.get_native_id(), {processor})
+        work()
+
+    def _only(self, said: BinaryIO) -> None:
+        self._boots(said)
+        self._guest("guest 1", said)
 
     def _second(self, kept: Path) -> None:
         with kept.open("wb") as said:
