@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,27 +51,26 @@ class Suite:
         """Run it, and say how it went; the worst exit status."""
         processors = sorted(os.sched_getaffinity(0))[:MOST_LANES]
         machine.chosen().layers()
-        with ThreadPoolExecutor(2) as pool, tempfile.TemporaryDirectory(prefix="polarkv-vm-said-") as name:
+        with tempfile.TemporaryDirectory(prefix="polarkv-vm-said-") as name:
             # What the second lane says is held back: two outputs at once cannot be read.
             kept = Path(name) / "said"
             work = [lambda: self._guest("guest 1", sys.stdout.buffer), lambda: self._second(kept)]
             if len(processors) == 1:
                 work = [lambda: self._only(sys.stdout.buffer)]
-            futures = [pool.submit(self._lane, *each) for each in zip(work, processors, strict=True)]
-            self._wait(futures)
+            with ThreadPoolExecutor(MOST_LANES) as pool:
+                lanes = [pool.submit(self._lane, *each) for each in zip(work, processors, strict=True)]
+                try:
+                    wait(lanes, return_when=FIRST_EXCEPTION)
+                finally:
+                    # If a lane failed, or this was interrupted, the other need not go on.
+                    self._stopping.set()
             if kept.exists():
                 sys.stdout.buffer.write(kept.read_bytes())
                 sys.stdout.buffer.flush()
-        for future in futures:
-            future.result()
+        errors = [error for error in (lane.exception() for lane in lanes) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+            raise error
         return self._conclusion()
-
-    def _wait(self, futures: list[Future[None]]) -> None:
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            # Nothing if all have ended; else the others need not go on.
-            self._stopping.set()
 
     def _lane(self, work: Callable[[], None], processor: int) -> None:
         if machine.chosen().ONE_PROCESSOR:
@@ -92,6 +91,7 @@ class Suite:
 
     def _guest(self, name: str, said: BinaryIO) -> None:
         if not self._in_guests:
+            self._sharing.known.set()
             return
         _title(said, name)
         command = [*PYTEST, *PLUGIN, *self._options, *self._in_guests]
