@@ -186,7 +186,7 @@ def cycles_mhz() -> float:
     cycles = ctypes.CFUNCTYPE(ctypes.c_uint64)(address_of(memoryview(code)))
     begin, first = time.perf_counter(), cycles()
     threading.Event().wait(0.5)
-    return (cycles() - first) / (time.perf_counter() - begin) / 1e6
+    return float(cycles() - first) / (time.perf_counter() - begin) / 1e6
 
 
 @contextmanager
