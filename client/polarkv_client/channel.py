@@ -24,7 +24,7 @@ from polarkv_client.transport.base import Scope
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-_TELLING_S = 0.1  # silence as long as this is a failure of the manager
+_TELLING_S = 0.1  # silence as long as this, in one call or several in a row, is a failure of the manager
 
 
 class Channel:
@@ -49,6 +49,7 @@ class Channel:
         self._prober_lock = threading.Lock()
         self._prober: threading.Thread | None = None
         self._connected = False
+        self._silent_since: float | None = None  # the first call without an answer since the last answer
 
     def call(
         self, op: Op, request: object, answer: type[Answer], deadline: float, *,
@@ -73,7 +74,8 @@ class Channel:
         except (errors.Unavailable, errors.DeadlineExceeded, errors.ProtocolError) as error:
             if scope is not None and scope.cancelled:
                 raise errors.Cancelled("the operation was cancelled") from error
-            waited_s = time.monotonic() - now - wait_ms / 1000
+            self._silent_since = now if self._silent_since is None else self._silent_since
+            waited_s = time.monotonic() - self._silent_since - wait_ms / 1000
             # A caller's own short deadline says nothing about the manager.
             if not isinstance(error, errors.DeadlineExceeded) or waited_s >= min(_TELLING_S, self._timeout_s):
                 self._failed(error)
@@ -167,6 +169,7 @@ class Channel:
 
     def _answered(self) -> None:
         self._connected = True
+        self._silent_since = None
         self.breaker.success()
 
     def _start_prober(self, error: errors.PolarKVError) -> None:

@@ -207,6 +207,26 @@ def test_a_callers_short_deadline_is_not_the_managers_failure(manager: SmallMana
         assert made.home.breaker.state == "closed"
 
 
+def test_short_deadlines_one_after_the_other_show_that_it_is_silent(manager: SmallManager) -> None:
+    with client(manager.endpoint, breaker_failures=1) as made:
+        manager.instead[Op.EXISTS] = hang
+        began, calls = time.monotonic(), 0
+        while made.home.breaker.state == "closed" and time.monotonic() - began < 10:
+            with pytest.raises(errors.DeadlineExceeded):
+                exists(made, soon(0.02))
+            calls += 1
+        assert calls > 1
+        assert 0.1 <= time.monotonic() - began < 10
+        # An answer ends the silence.
+        del manager.instead[Op.EXISTS]
+        wait_until(lambda: made.home.breaker.state == "closed", "the reconnect")
+        exists(made)
+        manager.instead[Op.EXISTS] = hang
+        with pytest.raises(errors.DeadlineExceeded):
+            exists(made, soon(0.02))
+        assert made.home.breaker.state == "closed"
+
+
 def test_a_cancellation_wakes_a_call_that_waits(manager: SmallManager) -> None:
     manager.instead[Op.ACQUIRE_READ] = hang
     with client(manager.endpoint, breaker_failures=1) as made:

@@ -125,6 +125,80 @@ def test_an_answer_on_its_way_is_asked_for_again_and_after_the_deadline_it_is_a_
     assert half.counts["lookups_late"] == 1
 
 
+def computes(half: Half, one: Any, seconds: float) -> None:
+    """The engine computes a prompt whole."""
+    assert half.matched(one)[0] == 0
+    one.num_computed_tokens, one.num_in_flight_tokens = one.num_tokens, one.num_tokens
+    half.plan(one)
+    half.now[0] += seconds
+    one.num_in_flight_tokens = 0
+    half.plan(one)
+    half.side.finished(one, ())
+
+
+def test_no_request_waits_longer_than_a_part_of_what_computing_takes(make: Make) -> None:
+    """For an answer, and for a load; of several loads at once, a part of computing all of them."""
+    half = make(patience=0.5)
+    computes(half, request(40, "measured"), 4.0)
+    half.cache.open.clear()
+    late = request(8, "late")
+    half.side.new_request(late)
+    began = half.now[0]
+    half.now[0] = began + 0.19  # the deadline is sooner than half of 0.8 s
+    assert half.side.matched(late, 0) == (None, False)
+    half.cache.open.set()
+    for number in range(6):
+        computes(half, request(40, f"faster-{number}"), 0.4)
+    half.cache.open.clear()
+    half.side.new_request(again := request(8, "again"))
+    began = half.now[0]
+    half.now[0] = began + 0.039
+    assert half.side.matched(again, 0) == (None, False)
+    half.now[0] = began + 0.041
+    assert half.side.matched(again, 0) == (0, False)
+    assert half.counts["lookups_late"] == 1
+
+    half.cache.open.set()
+    loads = [request(80, "one"), request(160, "two")]
+    half.know(loads[1].all_token_ids, *[MEMORY] * 20)
+    for one in loads:
+        tokens, _ = half.matched(one)
+        assert tokens == one.num_tokens
+        half.side.allocated(one, range(1, 100), tokens)
+    assert [each.wait_ms for each in half.plan().loads] == [400, 1200]
+    half.side.arrived({"one", "two"}, set())
+    half.side.new_request(third := request(80, "three"))
+    tokens, _ = half.matched(third)
+    assert tokens
+    half.side.allocated(third, range(1, 100), tokens)
+    assert half.plan().loads[0].wait_ms == 400
+
+
+@pytest.mark.parametrize("loading", ["async", "sync"])
+def test_what_was_loaded_was_not_computed(make: Make, loading: str) -> None:
+    """What is measured is what the engine has computed, of all requests, in the time of one."""
+    half = make(patience=1, load=loading, load_deadline_ms=60_000)
+    computes(half, request(40, "measured"), 4.0)
+    one = request(80)
+    half.know(one.all_token_ids, *[MEMORY] * 5)
+    tokens, _ = half.matched(one)
+    assert tokens == 40
+    half.side.allocated(one, range(1, 100), tokens)
+    half.plan(*([one] if loading == "sync" else []))
+    half.now[0] += 100  # for the load
+    half.side.arrived({one.request_id} if loading == "async" else set(), set())
+    half.now[0] += 8
+    one.num_computed_tokens = 80
+    half.plan(one)
+    other = request(40, "other")
+    half.know(other.all_token_ids, *[MEMORY] * 5)
+    tokens, _ = half.matched(other)
+    assert tokens
+    half.side.allocated(other, range(1, 100), tokens)
+    paces = {"async": (0.1 + 0.2) / 2, "sync": 0.1}  # inside a step, a load and what follows are one
+    assert half.plan().loads[0].wait_ms == round(1000 * paces[loading] * tokens)
+
+
 def test_an_old_answer_is_asked_for_again(make: Make) -> None:
     half = make()
     one = request(20)

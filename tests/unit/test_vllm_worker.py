@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ from polarkv_client.transport.base import Scope
 from tests.support.waiting import wait_until
 
 BLOCKS, PER_CHUNK, BLOCK_BYTES = 9, 2, 48
+WAITS = (40, 0, 70, 80, 90, 100)  # more loads than threads; 0: as the settings say
 SHAPE = (BLOCKS, 2, 4, 6)
 
 
@@ -257,6 +258,17 @@ def test_from_the_first_missing_chunk_on_all_blocks_are_reported(make: Make) -> 
     assert ended(half, 1) == {"b"}
     assert half.side.invalid_blocks() == {3, 4, 5, 6}
     assert half.counts["chunks_load_failed"] == 2
+
+
+def test_a_load_waits_as_long_as_the_plan_says_also_for_its_turn(make: Make) -> None:
+    half = make()
+    scopes = []
+    scope = half.cache.scope
+    half.cache.scope = lambda deadline_ms: scopes.append(deadline_ms) or scope(deadline_ms)  # type: ignore[method-assign,func-returns-value]
+    half.cache.gate.clear()
+    loads = [replace(transfer(str(number), [number], [1, 2]), wait_ms=wait_ms) for number, wait_ms in enumerate(WAITS)]
+    half.side.load(StepPlan(tuple(loads)), synchronous=False)
+    assert scopes == [wait_ms or 5000 for wait_ms in WAITS]
 
 
 def test_a_defect_in_a_load_is_reported_and_the_thread_lives(make: Make) -> None:

@@ -20,8 +20,10 @@ from typing import Any, TypeVar
 from lmcache.v1.storage_backend.connector import ConnectorAdapter
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
+from polarkv_client.client import Operations
 from polarkv_client.connectors.guard import attach, harmless
 from polarkv_client.connectors.identity import chunk_digests, engine_namespace, fingerprint
+from polarkv_client.connectors.patience import Misses, Patience
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace
@@ -71,13 +73,17 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
             raise ConfigurationError("use_layerwise", config.use_layerwise, fix)
         self._memory = memory
         self._config = own
-        self._operations = attach(own) if own is not None else None
+        self._operations: Operations | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="polarkv-lmcache")
         if own is None:
             log.warning("PolarKV is switched off (enabled is false): nothing is stored or loaded")
             return
+        self._operations = attach(own)
+        self._patience = Patience.of(own, self._operations)
+        self._misses = Misses(self._patience)
         namespace = self._namespace(own, metadata)
         self._root = hashlib.sha256(namespace.root())
+        self._chunk_tokens = int(metadata.chunk_size)
         log.info("PolarKV at %s: %s", own.endpoint, namespace)
 
     def exists_sync(self, key: Any) -> bool:
@@ -97,8 +103,11 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
         """How many of ``keys``, from the first on, are there."""
         if self._operations is None or self._config is None:
             return 0
-        scope = self._operations.scope(self._config.lookup_deadline_ms)
-        return len(self._operations.match_prefix(self._digests(keys), scope))
+        wait_ms = self._patience.wait_ms(len(keys) * self._chunk_tokens, self._config.lookup_deadline_ms)
+        digests = self._digests(keys)
+        found = len(self._operations.match_prefix(digests, self._operations.scope(wait_ms)))
+        self._misses.looked_up(digests, found, self._chunk_tokens)
+        return found
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
         """As :meth:`batched_contains`. Nothing is pinned: a chunk that has gone by the time it is loaded is a miss."""
@@ -162,7 +171,8 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
                 if chunk is None:  # LMCache's memory is full: fewer chunks are loaded
                     break
                 chunks.append(chunk)
-            scope = self._operations.scope(self._config.load_deadline_ms)
+            wait_ms = self._patience.wait_ms(len(keys) * self._chunk_tokens, self._config.load_deadline_ms)
+            scope = self._operations.scope(wait_ms)
             digests = self._digests(keys[: len(chunks)])
             loads = self._operations.load(digests, [chunk.byte_array for chunk in chunks], scope).chunks
         except BaseException:
@@ -185,7 +195,9 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
         ]
         if whole:
             scope = self._operations.scope(self._config.store_deadline_ms)
-            self._operations.store(self._digests([key for key, _ in whole]), [raw for _, raw in whole], scope)
+            digests = self._digests([key for key, _ in whole])
+            self._misses.stored(digests)
+            self._operations.store(digests, [raw for _, raw in whole], scope)
 
     def _digests(self, keys: Sequence[Any]) -> list[bytes]:
         """Chunk keys: the hash of the namespace's root and LMCache's own key, which names ranks, dtype and tags."""

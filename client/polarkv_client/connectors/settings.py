@@ -45,6 +45,13 @@ class ConnectorConfig(ClientConfig):
     load_deadline_ms: int = Field(
         5000, ge=1, le=600_000, description="How long one request's load may take; what is missing then is computed."
     )
+    patience: float = Field(
+        0.5,
+        ge=0,
+        le=100,
+        description="How long a request may wait for the cache, as a part of the time that computing what it would "
+        "load takes on this engine, within the deadlines; 0: the deadlines alone.",
+    )
     store_deadline_ms: int = Field(10_000, ge=1, le=600_000, description="How long one store may take.")
     store_queue_bytes: Annotated[ByteSize, Field(ge=1 << 20)] = Field(
         ByteSize(1 << 30), description="Bytes that may wait to be stored in one process; what comes on top is skipped."

@@ -31,11 +31,13 @@ from polarkv_client.connectors.guard import attach, harmless
 from polarkv_client.connectors.hicache_metrics import Meter
 from polarkv_client.connectors.host_pages import HostPages
 from polarkv_client.connectors.identity import chunk_digests, engine_namespace, fingerprint
+from polarkv_client.connectors.patience import Misses, Patience
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace
 from polarkv_client.results import LoadResult, Stored, StoreResult
 from polarkv_client.states import Tier
+from polarkv_client.transport.base import Scope
 
 log = logging.getLogger(__name__)
 _LAYOUTS = ("page_first", "page_first_direct", "layer_first", "page_head")
@@ -89,7 +91,9 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
             )
         pages = HostPages(mem_pool_host, torch.arange(mem_pool_host.page_size)) if self._zero_copy else None
         namespace = _namespace(config, self._storage_config, mem_pool_host, zero_copy=self._zero_copy)
-        self._rank = _Rank(config, operations, hashlib.sha256(namespace.root()), pages)
+        patience = Patience.of(config, operations)
+        root = hashlib.sha256(namespace.root())
+        self._rank = _Rank(config, operations, root, pages, mem_pool_host.page_size, patience, Misses(patience))
         log.info("PolarKV at %s: %s", config.endpoint, namespace)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -227,6 +231,9 @@ class _Rank(NamedTuple):
     operations: Operations
     root: hashlib._Hash
     pages: HostPages | None
+    page_tokens: int
+    patience: Patience
+    misses: Misses
 
     def digests(self, keys: Sequence[str]) -> list[bytes]:
         """Chunk keys: the hash of the namespace's root and the engine's own key, 32 bytes each."""
@@ -240,7 +247,7 @@ class _Rank(NamedTuple):
 
     def match(self, digests: list[bytes]) -> int:
         """Chunks of the longest prefix that is there. What of it is on disk is asked to be brought to memory."""
-        scope = self.operations.scope(self.config.lookup_deadline_ms)
+        scope = self._scope(len(digests), self.config.lookup_deadline_ms)
         found: list[Tier] = []
         for batch in _batches(digests, self.config.batch_keys):
             tiers = self.operations.match_prefix(batch, scope)
@@ -250,16 +257,23 @@ class _Rank(NamedTuple):
         on_disk = [digest for digest, tier in zip(digests, found, strict=False) if tier is Tier.DISK]
         for batch in _batches(on_disk, self.config.batch_keys):
             self.operations.prefetch(batch, scope)
+        self.misses.looked_up(digests, len(found), self.page_tokens)
         return len(found)
 
     def load(self, keys: list[str], views: list[Views]) -> LoadResult:
         """Load pages up to the first that cannot be had."""
-        scope = self.operations.scope(self.config.load_deadline_ms)
+        scope = self._scope(len(keys), self.config.load_deadline_ms)
         return self.operations.load(self.digests(keys), views, scope, prefix=True)
 
     def store(self, keys: list[str], views: list[Views]) -> StoreResult:
         """Store pages that are not there yet."""
-        return self.operations.store(self.digests(keys), views, self.operations.scope(self.config.store_deadline_ms))
+        digests = self.digests(keys)
+        self.misses.stored(digests)
+        return self.operations.store(digests, views, self.operations.scope(self.config.store_deadline_ms))
+
+    def _scope(self, pages: int, most_ms: int) -> Scope:
+        """The bounds of what a request waits for."""
+        return self.operations.scope(self.patience.wait_ms(pages * self.page_tokens, most_ms))
 
 
 def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: bool) -> Namespace:

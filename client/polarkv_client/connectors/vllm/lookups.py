@@ -51,11 +51,15 @@ class Lookups:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="polarkv-lookup")
         self._pending: set[Future[list[Tier]]] = set()
 
-    def ask(self, keys: Sequence[bytes]) -> Lookup:
-        """Begin to ask; ``keys[rank]`` are that rank's keys, joined. Never blocks."""
+    def ask(self, keys: Sequence[bytes], wait_ms: int) -> Lookup:
+        """Begin to ask; ``keys[rank]`` are that rank's keys, joined. Never blocks.
+
+        After ``wait_ms`` the engine does not wait any more. The question goes on until its deadline: how long there is
+        no answer is what the client learns of the manager.
+        """
         now = self._clock()
         chunks = len(keys[0]) // KEY_BYTES
-        lookup = Lookup(now, now + self._deadline_ms / 1000, None)
+        lookup = Lookup(now, now + wait_ms / 1000, None)
         self._pending = {future for future in self._pending if not future.done()}
         if len(self._pending) >= _PENDING:
             self._note("lookups_skipped", 1)

@@ -26,6 +26,7 @@ class Transfer:
     request_id: str
     keys: tuple[bytes, ...]
     blocks: tuple[int, ...]
+    wait_ms: int = 0  # how long the engine is to wait for a load; 0: as the worker's settings say
 
     def rank_keys(self, rank: int) -> list[bytes]:
         """The keys of one rank."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from polarkv_client.client import Operations
 from polarkv_client.connectors.guard import complaints
+from polarkv_client.connectors.patience import Patience
 from polarkv_client.connectors.settings import ConnectorConfig
 from polarkv_client.connectors.vllm.lookups import FRESH_S, Lookup, Lookups
 from polarkv_client.connectors.vllm.plan import SCRATCH, Chains, RankIdentity, StepPlan, Transfer
@@ -41,6 +42,9 @@ class Tracked:
     loaded: dict[int, int] = field(default_factory=dict)  # block to chunk, of the last load
     loads: bool = True  # False after a failed load: it is computed, once and for all
     tiers: list[Tier] = field(default_factory=list)
+    computed: int = 0  # tokens, when this was last looked at
+    goal: int = 0  # tokens at which the prompt is computed
+    since: tuple[float, int] | None = None  # when computing began, and what the engine had computed in all by then
 
 
 class SchedulerSide:
@@ -67,6 +71,8 @@ class SchedulerSide:
         self._note = note
         self._gate = operations.gate
         self._clock = clock
+        self._patience = Patience.of(config, operations)
+        self._computed = 0
         self._lookups = Lookups(operations, config.lookup_deadline_ms, note, clock)
         self._identities: list[RankIdentity] = []
         self._tracked: dict[str, Tracked] = {}
@@ -102,6 +108,8 @@ class SchedulerSide:
         tiers = self._answer(tracked)
         if tiers is None:
             return None, False
+        tracked.goal = request.num_tokens
+        self._begins(tracked, computed_tokens)
         chunks = min(len(tiers), usable)
         if not self._worth(tracked, tiers[:chunks]):
             return 0, False
@@ -117,6 +125,7 @@ class SchedulerSide:
         if tracked is None or tokens <= 0:
             return
         tracked.lookup = None
+        tracked.since, tracked.computed = None, tracked.local_tokens + tokens
         per_chunk = self._blocks_per_chunk
         first_block = tracked.local_tokens // self._block_tokens
         end_block = first_block + tokens // self._block_tokens
@@ -126,11 +135,13 @@ class SchedulerSide:
         keys = tracked.chains.until(end, request.all_token_ids)
         chunk_of = {block: place // per_chunk for place, block in zip(places, wanted, strict=True)}
         tracked.loaded = {block: chunk for block, chunk in chunk_of.items() if block != SCRATCH}
+        under_way = sum(len(each.loaded) for each in self._tracked.values() if each.loading or each is tracked)
+        wait_ms = self._patience.wait_ms(under_way * self._block_tokens, self._config.load_deadline_ms)
         tracked.loading = self._config.load == "async"
         for tier, count in self.hit_tiers(request, tokens).items():
             self._note(f"hit_tokens_{tier.name.lower()}", count)
         # Last: what raised before is told to the workers as a load that failed, and a request must be told once.
-        self._loads.append(Transfer(request.request_id, _cut(keys, first, end), wanted))
+        self._loads.append(Transfer(request.request_id, _cut(keys, first, end), wanted, wait_ms))
 
     def fail_load(self, request: Any, blocks: Sequence[int], tokens: int) -> None:
         """The load of ``tokens`` could not be planned: the workers report it as failed, so that nobody waits for it."""
@@ -167,10 +178,9 @@ class SchedulerSide:
                 tracked.lookup = None
                 tracked.planned_chunks = 0
                 tracked.holds = False
-        if self._config.store and self._identities:
-            for name in scheduled:
-                if (tracked := self._tracked.get(name)) is not None:
-                    self._try_store(tracked, partial(blocks_of, name))
+        for name in scheduled:
+            if (tracked := self._tracked.get(name)) is not None:
+                self._look(tracked, partial(blocks_of, name))
         made = StepPlan(tuple(self._loads), tuple(self._stores), frozenset(preempted), frozenset(self._finished))
         self._loads, self._stores, self._finished = [], [], set()
         self._wait_left_s = _WAIT_S
@@ -187,14 +197,15 @@ class SchedulerSide:
         for name in received:
             if (tracked := self._tracked.get(name)) is not None:
                 tracked.loading = False
+                self._begins(tracked, tracked.computed)
 
     def finished(self, request: Any, blocks: Sequence[int]) -> bool:
         """A request has ended. Returns whether its blocks must be held until the workers say that all is stored."""
         tracked = self._tracked.pop(request.request_id, None)
-        if tracked is None or tracked.loading or not self._config.store or not self._identities:
+        if tracked is None or tracked.loading:
             # The engine holds the blocks of a load by itself; holding them twice would free them twice.
             return False
-        self._try_store(tracked, lambda: blocks)
+        self._look(tracked, lambda: blocks)
         if tracked.holds:
             self._finished.add(request.request_id)
         return tracked.holds
@@ -223,7 +234,8 @@ class SchedulerSide:
 
     def _ask(self, tracked: Tracked) -> Lookup:
         chunks = tracked.request.num_tokens // self._chunk_tokens
-        tracked.lookup = self._lookups.ask(tracked.chains.until(chunks, tracked.request.all_token_ids))
+        wait_ms = self._patience.wait_ms(chunks * self._chunk_tokens, self._config.lookup_deadline_ms)
+        tracked.lookup = self._lookups.ask(tracked.chains.until(chunks, tracked.request.all_token_ids), wait_ms)
         return tracked.lookup
 
     def _worth(self, tracked: Tracked, tiers: list[Tier]) -> bool:
@@ -256,10 +268,31 @@ class SchedulerSide:
             self._note("lookups_late", 1)
         return []
 
-    def _try_store(self, tracked: Tracked, blocks_of: Callable[[], Sequence[int]]) -> None:
-        """A defect here must neither keep a load from the workers nor let go of blocks that they read."""
+    def _begins(self, tracked: Tracked, computed_tokens: int) -> None:
+        """The engine computes this request from here on."""
+        tracked.computed = computed_tokens
+        tracked.since = self._clock(), self._computed
+
+    def _measure(self, tracked: Tracked) -> None:
+        """How fast prompts are computed, by what the engine has computed, of all requests, during one of them."""
+        computed = _computed(tracked.request)
+        self._computed += max(computed - tracked.computed, 0)
+        tracked.computed = computed
+        if tracked.since is None or computed < tracked.goal:
+            return
+        (began, before), tracked.since = tracked.since, None
+        if self._computed - before >= self._chunk_tokens:  # what is shorter is mostly a step's own cost
+            self._patience.computed(self._computed - before, self._clock() - began)
+
+    def _look(self, tracked: Tracked, blocks_of: Callable[[], Sequence[int]]) -> None:
+        """See what has been computed: measure it, and plan to store it.
+
+        A defect here must neither keep a load from the workers nor let go of blocks that they read.
+        """
         try:
-            self._store(tracked, blocks_of)
+            self._measure(tracked)
+            if self._config.store and self._identities:
+                self._store(tracked, blocks_of)
         except Exception as error:
             complaints.note("planning a store", error)
 
@@ -269,8 +302,7 @@ class SchedulerSide:
         if tracked.lookup is not None and tracked.lookup.done:  # the engine had all of it itself, and asked for nothing
             tracked.planned_chunks = max(tracked.planned_chunks, len(tracked.lookup.tiers()))
             tracked.lookup = None
-        computed = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
-        first, end = tracked.planned_chunks, computed // self._chunk_tokens
+        first, end = tracked.planned_chunks, _computed(request) // self._chunk_tokens
         if end <= first:
             return
         per_chunk = self._blocks_per_chunk
@@ -281,6 +313,11 @@ class SchedulerSide:
         self._stores.append(Transfer(request.request_id, _cut(keys, first, end), blocks))
         tracked.planned_chunks = end
         tracked.holds = True
+
+
+def _computed(request: Any) -> int:
+    """Tokens of it that the engine has computed for good."""
+    return int(min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens))
 
 
 def _cut(keys: Sequence[bytes], first: int, end: int) -> tuple[bytes, ...]:

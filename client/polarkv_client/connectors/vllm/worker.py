@@ -117,8 +117,9 @@ class WorkerSide:
         self._storers.shutdown(wait=False, cancel_futures=True)
 
     def _submit_load(self, transfer: Transfer, synchronous: bool) -> Future[None]:
+        scope = self._operations.scope(transfer.wait_ms or self._config.load_deadline_ms)  # also while it is queued
         try:
-            return self._loaders.submit(self._load, transfer, synchronous)
+            return self._loaders.submit(self._load, transfer, scope, synchronous)
         except RuntimeError:  # closed: the engine is told all the same
             self._fail(transfer, 0)
             self._arrive(transfer, synchronous)
@@ -126,11 +127,11 @@ class WorkerSide:
             done.set_result(None)
             return done
 
-    def _load(self, transfer: Transfer, synchronous: bool) -> None:
+    def _load(self, transfer: Transfer, scope: Scope, synchronous: bool) -> None:
         whole = 0
         began = time.perf_counter()
         try:
-            whole = self._load_chunks(transfer)
+            whole = self._load_chunks(transfer, scope)
         except Exception as error:
             complaints.note("load", error)
         finally:
@@ -141,9 +142,8 @@ class WorkerSide:
             self._note("bytes_loaded", whole * self._chunk_bytes)
             self._arrive(transfer, synchronous)
 
-    def _load_chunks(self, transfer: Transfer) -> int:
+    def _load_chunks(self, transfer: Transfer, scope: Scope) -> int:
         """How many chunks from the first on were loaded."""
-        scope = self._operations.scope(self._config.load_deadline_ms)
         keys = transfer.rank_keys(self._rank) if transfer.chunks else []
         step = self._copies.batch(len(keys))
         whole = 0
