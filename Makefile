@@ -45,7 +45,7 @@ test-cluster: cluster-programs ## Build Kubernetes once, bring it up on this mac
 
 test-engines: venv ## Run the connectors inside real vLLM, SGLang and LMCache on the CPU; builds their environments once
 	$(PY) -m tests.engines.support build
-	$(PYTEST) tests/engines $(ARGS)
+	@scripts/engine_suites.sh $(ARGS)
 
 kind-cluster: ## Prepare a Kubernetes in Docker, with kind, for test-cluster or for a try
 	@scripts/kind.sh

@@ -5,20 +5,11 @@
 #   3. The rest of the local suite, which mostly waits for processes and leases: three files at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-NONE_SELECTED=5 # pytest's exit code; with arguments such as "-k name" it is no failure of a step
-arguments=("$@")
-status=0
-
-step() {
-    local code=0
-    .venv/bin/python -m pytest -m "not deep" "$@" "${arguments[@]}" || code=$?
-    if ((code == NONE_SELECTED && ${#arguments[@]} > 0)); then code=0; fi
-    if ((code != 0)); then status=$code; fi
-}
+source scripts/steps.sh
+shallow=(-m "not deep")
 
 loaded=(tests/local/test_soak.py tests/local/test_fault_kill.py tests/local/test_recovery.py)
-step -n 2 --dist loadfile --no-loadscope-reorder tests/model tests/sim tests/contract tests/unit tests/operator tests/tidy
-step "${loaded[@]}"
-step -n 3 --dist loadfile tests/local "${loaded[@]/#/--ignore=}"
+step "${shallow[@]}" -n 2 --dist loadfile --no-loadscope-reorder tests/model tests/sim tests/contract tests/unit tests/operator tests/tidy
+step "${shallow[@]}" "${loaded[@]}"
+step "${shallow[@]}" -n 3 --dist loadfile tests/local "${loaded[@]/#/--ignore=}"
 exit "$status"

@@ -10,6 +10,16 @@ import pytest
 from tests.engines.support import environments
 from tests.engines.support.environments import Environment
 
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under xdist, what shares an engine's process runs in one worker, one engine a core."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(HERE).parts[0]))
+
 
 @pytest.fixture(scope="session")
 def engine_environment() -> Callable[[str], Environment]:

@@ -66,10 +66,10 @@ def test_a_wrong_setting_is_named_in_the_log(check: Callable[[str], str]) -> Non
 
 
 def test_the_plugin_fits_the_installed_interface(engine_environment: Callable[[str], Environment]) -> None:
-    assert differences_in(engine_environment("lmcache"), MODULE) == []
+    assert differences_in(engine_environment("lmcache"), MODULE).now == []
 
 
 def test_a_change_of_lmcache_is_said_in_words(engine_environment: Callable[[str], Environment]) -> None:
-    assert differences_in(engine_environment("lmcache"), MODULE, "change it") == [
+    assert differences_in(engine_environment("lmcache"), MODULE).changed == [
         "get: the engine has (self, key, location), the connector (self, key)"
     ]

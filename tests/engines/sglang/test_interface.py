@@ -15,11 +15,11 @@ MODULE = "tests.engines.support.sglang_interface"
 
 
 def test_the_connector_fits_the_installed_interface(engine_environment: Callable[[str], Environment]) -> None:
-    assert differences_in(engine_environment("sglang"), MODULE, paths=[CPU]) == []
+    assert differences_in(engine_environment("sglang"), MODULE, (CPU,)).now == []
 
 
 def test_a_change_of_the_engine_is_said_in_words(engine_environment: Callable[[str], Environment]) -> None:
-    assert differences_in(engine_environment("sglang"), MODULE, "change it", paths=[CPU]) == [
+    assert differences_in(engine_environment("sglang"), MODULE, (CPU,)).changed == [
         "batch_exists: the engine has (self, keys), the connector (self, keys, extra_info=None)",
         "get_stats: the engine does not call it any more",
     ]

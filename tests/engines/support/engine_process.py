@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from tests.engines.support.environments import Environment
 
 ROOT = Path(__file__).parents[3]
+# Cores for an engine. Under xdist another engine runs at the same time: each has one, lest their threads, which wait by
+# spinning, wait for each other.
+CORES = ["0", "1"] if "PYTEST_XDIST_WORKER" not in os.environ else [os.environ["PYTEST_XDIST_WORKER"][-1:]]
 START_S = 180.0
 CALL_S = 120.0
 _STOP_S = 30.0

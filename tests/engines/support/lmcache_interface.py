@@ -1,12 +1,11 @@
 """Runs in LMCache's environment: prints, as JSON, how the plug-in differs from the installed interface.
 
-With an argument, a change of LMCache is planted first.
+Twice: as it is, and after a change of LMCache has been planted.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from lmcache.v1.storage_backend.connector import ConnectorAdapter
@@ -16,17 +15,21 @@ from polarkv_client.connectors.lmcache import PolarKVAdapter, PolarKVRemote
 from tests.engines.support.signatures import differences
 
 
-def main() -> None:
-    if sys.argv[1:]:
-
-        async def get(self: Any, key: Any, location: Any) -> None:
-            """Has one parameter more."""
-
-        RemoteConnector.get = get
+def tell() -> None:
+    """Print all differences."""
     pairs = ((PolarKVAdapter, ConnectorAdapter), (PolarKVRemote, RemoteConnector))
     # Both are made by us: the adapter without an argument, the connector by the adapter.
     found = [each for ours, theirs in pairs for each in differences(ours, theirs) if not each.startswith("__init__:")]
     print("INTERFACE", json.dumps(found))
+
+
+def main() -> None:
+    async def get(self: Any, key: Any, location: Any) -> None:
+        """Has one parameter more."""
+
+    tell()
+    RemoteConnector.get = get
+    tell()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Runs in SGLang's environment: prints, as JSON, how the connector differs from the installed interface.
 
-With an argument, a change of the engine is planted first.
+Twice: as it is, and after a change of the engine has been planted.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import sys
 from typing import Any
 
 from sglang.srt.managers.cache_controller import HiCacheController
@@ -74,16 +73,20 @@ def reached() -> list[str]:
     return found
 
 
-def main() -> None:
-    if sys.argv[1:]:
-
-        def batch_exists(self: Any, keys: Any) -> None:
-            """Has one parameter less."""
-
-        HiCacheStorage.batch_exists = batch_exists
-        del HiCacheStorage.get_stats
+def tell() -> None:
+    """Print all differences."""
     found = [each for each in differences(PolarKVStorage, HiCacheStorage) if not each.startswith(_ELSEWHERE)]
     print("INTERFACE", json.dumps(found + reached()))
+
+
+def main() -> None:
+    def batch_exists(self: Any, keys: Any) -> None:
+        """Has one parameter less."""
+
+    tell()
+    HiCacheStorage.batch_exists = batch_exists
+    del HiCacheStorage.get_stats
+    tell()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tests.engines.support.engine_process import EngineProcess, Nursery
+from tests.engines.support.engine_process import CORES, EngineProcess, Nursery
 from tests.engines.support.environments import Environment
 from tests.local.support.world import World
 
@@ -56,7 +56,8 @@ def nursery(environment: Environment, log: Path) -> Nursery:
     # Said before prometheus_client is imported, or its metrics would be of one process alone.
     shared = log.with_name("metrics")
     shared.mkdir()
-    variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "2", "PROMETHEUS_MULTIPROC_DIR": str(shared)}
+    threads = str(len(CORES))
+    variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": threads, "PROMETHEUS_MULTIPROC_DIR": str(shared)}
     return Nursery(environment, _MODULE, log, [CPU], **variables)
 
 
