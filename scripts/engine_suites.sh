@@ -7,6 +7,6 @@ cd "$(dirname "$0")/.."
 source scripts/steps.sh
 
 timed=(tests/engines/vllm/test_faults.py tests/engines/vllm/test_server.py tests/engines/vllm/test_start.py)
-step -n 2 --dist loadgroup tests/engines "${timed[@]/#/--ignore=}"
+step -n 2 tests/engines "${timed[@]/#/--ignore=}"
 step "${timed[@]}"
 exit "$status"

@@ -19,7 +19,7 @@ from polarkv_client import errors, layout, native
 from polarkv_client.protocol.grants import Access
 from polarkv_client.protocol.messages import Empty, Op, SlabAttached
 from polarkv_client.protocol.wire import HEAD, encode_frame
-from polarkv_client.transport.base import PIECE_BYTES, Scope
+from polarkv_client.transport.base import PIECE_BYTES, POLL_S, Scope
 from tests.contract.peers import SLACK_S, Bench, black_hole, impostor, in_time, make, payload, picks, soon
 from tests.support.slab_process import SlabProcess
 from tests.support.waiting import wait_until
@@ -50,6 +50,20 @@ def test_a_black_hole_costs_the_deadline_and_no_more(
             results = moves(bench, access, soon(0.3))
         assert {type(result) for result in results} == {errors.DeadlineExceeded}
         bench.transport.close()
+
+
+@pytest.mark.parametrize("access", list(Access))
+def test_a_short_deadline_is_not_noticed_late(slab: SlabProcess, access: Access, tmp_path: Path) -> None:
+    """Also when it is shorter than the silence after which a socket looks at the scope by itself."""
+    lasted: list[float] = []
+    with impostor("tcp", black_hole, slab.info, str(tmp_path)) as info:
+        bench = Bench(slab, make("tcp", info))
+        for _ in range(10):  # the best of them: a busy machine makes some late
+            begin = time.monotonic()
+            assert all(moves(bench, access, soon(0.02)))
+            lasted.append(time.monotonic() - begin)
+        bench.transport.close()
+    assert min(lasted) < 0.02 + POLL_S / 2, lasted
 
 
 @pytest.mark.parametrize("access", list(Access))

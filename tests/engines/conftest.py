@@ -6,19 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.engines.support import environments
 from tests.engines.support.environments import Environment
 
-HERE = Path(__file__).parent
+
+class OneEngineACore(LoadScopeScheduling):  # type: ignore[misc]  # xdist's class has no types
+    """Under xdist, what shares an engine's process runs in one worker: what is in one folder."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return str(Path(nodeid.partition("::")[0]).parent)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under xdist, what shares an engine's process runs in one worker, one engine a core."""
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(HERE).parts[0]))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneEngineACore:
+    return OneEngineACore(config, log)
 
 
 @pytest.fixture(scope="session")

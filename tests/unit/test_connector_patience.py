@@ -17,7 +17,7 @@ def test_before_anything_was_computed_a_wait_is_short_but_for_the_calibration() 
 
 @pytest.mark.parametrize(
     ("tokens", "most_ms", "waits_ms"),
-    [(1000, 5000, 500), (100, 5000, 50), (100, 20, 20), (1, 5000, 10), (100_000, 5000, 5000)],
+    [(1000, 5000, 500), (200, 5000, 100), (100, 20, 20), (1, 5000, 50), (100_000, 5000, 5000)],
 )
 def test_a_wait_is_a_part_of_what_computing_takes(tokens: int, most_ms: int, waits_ms: int) -> None:
     patience = Patience(0.5)

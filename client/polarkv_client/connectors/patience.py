@@ -17,7 +17,7 @@ from polarkv_client.client import Operations
 from polarkv_client.connectors.settings import ConnectorConfig
 
 _KEPT = 16  # measurements, of which the middle one counts: an engine's first steps take many times as long as others
-_LEAST_S = 0.01  # computing a chunk takes no less; a cache that is near answers within it
+_LEAST_S = 0.05  # a cache that is near answers within it, also on a host whose cores are all busy
 _UNKNOWN_S = 1.0  # what is missing then is computed, and measured by that
 _MISSES = 256
 

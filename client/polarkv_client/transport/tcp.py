@@ -19,7 +19,7 @@ from polarkv_client.protocol import wire
 from polarkv_client.protocol.messages import NodeInfo, Op, SlabRead, SlabWrite
 from polarkv_client.transport.base import PIECE_BYTES, POLL_S, HeldGrant, Pick, Scope, Transport, verify
 
-_POLL = struct.pack("@ll", int(POLL_S), int(POLL_S % 1 * 1e6))  # a timeval
+_LEAST_POLL_S = 1e-3  # the kernel takes 0 for no time-out at all
 _CHECKSUM = struct.Struct("<Q")
 _IDLE_CONNECTIONS = 16
 
@@ -121,15 +121,15 @@ class TcpTransport(Transport):
 class _Stream:
     """One connection. Any error leaves it useless."""
 
-    __slots__ = ("_poll", "name", "sock")
+    __slots__ = ("_poll", "_wait_s", "name", "sock")
 
     def __init__(self, sock: socket.socket, name: str) -> None:
         self.sock = sock
         self.name = name
         # Time-outs by the kernel: Python's own would poll before every call, and could not wait for a whole piece.
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _POLL)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _POLL)
+        self._wait_s = 0.0
+        self._wait(POLL_S)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN | getattr(select, "POLLRDHUP", 0))
         if sock.family != socket.AF_UNIX:
@@ -142,7 +142,15 @@ class _Stream:
 
     def start(self, frame: bytes, scope: Scope) -> None:
         """Send a request's frame."""
+        self._wait(min(POLL_S, max(scope.remaining(), _LEAST_POLL_S)))
         self._send([memoryview(frame)], scope)
+
+    def _wait(self, seconds: float) -> None:
+        """Look at the scope after so much silence: a deadline sooner than :data:`POLL_S` is not noticed late."""
+        if seconds != self._wait_s:
+            self._wait_s = seconds
+            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self.sock.setsockopt(socket.SOL_SOCKET, direction, struct.pack("@ll", 0, int(seconds * 1e6)))
 
     def answer(self, scope: Scope) -> None:
         """Receive the OK frame. Raises what the peer reports instead."""

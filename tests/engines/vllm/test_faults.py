@@ -61,7 +61,7 @@ class Stream:
 # second would make ten. Of a cache node that hangs, its memory is still there on the same host: it is far for these.
 STREAMS = [
     Stream("long", tuple(prompt(1200, seed) for seed in range(20, 25)), 5, 2, {}),
-    Stream("short", tuple(prompt(300, seed) for seed in range(30, 35)), 1, 12, {"transport": "tcp"}),
+    Stream("short", tuple(prompt(600, seed) for seed in range(30, 35)), 1, 12, {"transport": "tcp"}),
 ]
 
 
