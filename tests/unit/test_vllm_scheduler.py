@@ -136,6 +136,14 @@ def computes(half: Half, one: Any, seconds: float) -> None:
     half.side.finished(one, ())
 
 
+def loads(half: Half, one: Any) -> int:
+    """The engine finds blocks for what can be loaded; so many tokens."""
+    tokens, _ = half.matched(one)
+    assert tokens
+    half.side.allocated(one, range(1, 100), tokens)
+    return tokens
+
+
 def test_no_request_waits_longer_than_a_part_of_what_computing_takes(make: Make) -> None:
     """For an answer, and for a load; of several loads at once, a part of computing all of them."""
     half = make(patience=0.5)
@@ -159,18 +167,12 @@ def test_no_request_waits_longer_than_a_part_of_what_computing_takes(make: Make)
     assert half.counts["lookups_late"] == 1
 
     half.cache.open.set()
-    loads = [request(80, "one"), request(160, "two")]
-    half.know(loads[1].all_token_ids, *[MEMORY] * 20)
-    for one in loads:
-        tokens, _ = half.matched(one)
-        assert tokens == one.num_tokens
-        half.side.allocated(one, range(1, 100), tokens)
+    both = [request(80, "one"), request(160, "two")]
+    half.know(both[1].all_token_ids, *[MEMORY] * 20)
+    assert [loads(half, one) for one in both] == [80, 160]
     assert [each.wait_ms for each in half.plan().loads] == [600, 1800]
     half.side.arrived({"one", "two"}, set())
-    half.side.new_request(third := request(80, "three"))
-    tokens, _ = half.matched(third)
-    assert tokens
-    half.side.allocated(third, range(1, 100), tokens)
+    loads(half, request(80, "three"))
     assert half.plan().loads[0].wait_ms == 600
 
 
@@ -181,9 +183,7 @@ def test_what_was_loaded_was_not_computed(make: Make, loading: str) -> None:
     computes(half, request(40, "measured"), 4.0)
     one = request(80)
     half.know(one.all_token_ids, *[MEMORY] * 5)
-    tokens, _ = half.matched(one)
-    assert tokens == 40
-    half.side.allocated(one, range(1, 100), tokens)
+    assert loads(half, one) == 40
     half.plan(*([one] if loading == "sync" else []))
     half.now[0] += 100  # for the load
     half.side.arrived({one.request_id} if loading == "async" else set(), set())
@@ -192,9 +192,7 @@ def test_what_was_loaded_was_not_computed(make: Make, loading: str) -> None:
     half.plan(one)
     other = request(40, "other")
     half.know(other.all_token_ids, *[MEMORY] * 5)
-    tokens, _ = half.matched(other)
-    assert tokens
-    half.side.allocated(other, range(1, 100), tokens)
+    tokens = loads(half, other)
     paces = {"async": (0.1 + 0.2) / 2, "sync": 0.1}  # inside a step, a load and what follows are one
     assert half.plan().loads[0].wait_ms == round(1000 * paces[loading] * tokens)
 
