@@ -13,10 +13,11 @@ from tests.engines.support.environments import Environment
 
 
 class OneEngineACore(LoadScopeScheduling):  # type: ignore[misc]  # xdist's class has no types
-    """Under xdist, what shares an engine's process runs in one worker: what is in one folder."""
+    """Under xdist, what shares an engine runs in one worker: a file of vLLM's tests, all of SGLang's."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return str(Path(nodeid.partition("::")[0]).parent)
+        file = Path(nodeid.partition("::")[0])
+        return str(file.parent if file.parent.name == "sglang" else file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneEngineACore:

@@ -7,7 +7,6 @@ has computed prompts until now, or, before it has computed any, the calibration'
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections import OrderedDict
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from polarkv_client.client import Operations
 from polarkv_client.connectors.settings import ConnectorConfig
 
-_KEPT = 16  # measurements, of which the middle one counts: an engine's first steps take many times as long as others
+_KEPT = 16  # measurements, of which a fast one counts: first steps, pauses and busy neighbours only make them slower
 _LEAST_S = 0.05  # a cache that is near answers within it, also on a host whose cores are all busy
 _UNKNOWN_S = 1.0  # what is missing then is computed, and measured by that
 _MISSES = 256
@@ -45,7 +44,7 @@ class Patience:
         """The engine computed so many tokens of prompts in so long."""
         if tokens > 0 and seconds > 0:
             self._kept = (*self._kept[1 - _KEPT :], seconds / tokens)
-            self._token_s = statistics.median(self._kept)
+            self._token_s = sorted(self._kept)[len(self._kept) // 4]
 
     def wait_ms(self, tokens: int, most_ms: int) -> int:
         """How long to wait for KV of so many tokens, ``most_ms`` at most."""

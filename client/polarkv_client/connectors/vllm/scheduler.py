@@ -178,9 +178,10 @@ class SchedulerSide:
                 tracked.lookup = None
                 tracked.planned_chunks = 0
                 tracked.holds = False
-        for name in scheduled:
-            if (tracked := self._tracked.get(name)) is not None:
-                self._look(tracked, partial(blocks_of, name))
+        running = [self._tracked[name] for name in scheduled if name in self._tracked]
+        self._advance(running)
+        for tracked in running:
+            self._look(tracked, partial(blocks_of, tracked.request.request_id))
         made = StepPlan(tuple(self._loads), tuple(self._stores), frozenset(preempted), frozenset(self._finished))
         self._loads, self._stores, self._finished = [], [], set()
         self._wait_left_s = _WAIT_S
@@ -205,6 +206,7 @@ class SchedulerSide:
         if tracked is None or tracked.loading:
             # The engine holds the blocks of a load by itself; holding them twice would free them twice.
             return False
+        self._advance([tracked])
         self._look(tracked, lambda: blocks)
         if tracked.holds:
             self._finished.add(request.request_id)
@@ -273,24 +275,28 @@ class SchedulerSide:
         tracked.computed = computed_tokens
         tracked.since = self._clock(), self._computed
 
-    def _measure(self, tracked: Tracked) -> None:
-        """How fast prompts are computed, by what the engine has computed, of all requests, during one of them."""
-        computed = _computed(tracked.request)
-        self._computed += max(computed - tracked.computed, 0)
-        tracked.computed = computed
-        if tracked.since is None or computed < tracked.goal:
-            return
-        (began, before), tracked.since = tracked.since, None
-        if self._computed - before >= self._chunk_tokens:  # what is shorter is mostly a step's own cost
-            self._patience.computed(self._computed - before, self._clock() - began)
+    def _advance(self, running: Sequence[Tracked]) -> None:
+        """Measure how fast prompts are computed: by what the engine computed, of all requests, during one of them."""
+        try:
+            for each in running:  # first of all of them: a step computes several
+                computed = _computed(each.request)
+                self._computed += max(computed - each.computed, 0)
+                each.computed = computed
+            for each in running:
+                if each.since is None or each.computed < each.goal:
+                    continue
+                (began, before), each.since = each.since, None
+                if self._computed - before >= self._chunk_tokens:  # what is shorter is mostly a step's own cost
+                    self._patience.computed(self._computed - before, self._clock() - began)
+        except Exception as error:
+            complaints.note("measuring", error)
 
     def _look(self, tracked: Tracked, blocks_of: Callable[[], Sequence[int]]) -> None:
-        """See what has been computed: measure it, and plan to store it.
+        """See what has been computed, and plan to store it.
 
         A defect here must neither keep a load from the workers nor let go of blocks that they read.
         """
         try:
-            self._measure(tracked)
             if self._config.store and self._identities:
                 self._store(tracked, blocks_of)
         except Exception as error:
