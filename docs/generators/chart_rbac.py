@@ -18,7 +18,7 @@ _SCOPED = {
         "{{ if .Values.watchNamespace }}Role{{ else }}ClusterRole{{ end }}",
         "{{ .Values.watchNamespace }}",
     ),
-    Where.RELEASE: ("Role", "{{ .Release.Namespace }}"),
+    Where.RELEASE: ("Role", "{{ .Release.Namespace | quote }}"),
     Where.EVERYWHERE: ("ClusterRole", ""),
 }
 
@@ -46,7 +46,7 @@ def _pair(holder: Holder, where: Where) -> str:
     if where is Where.RELEASE:
         head.append(f"  namespace: {namespace}")
     elif where is Where.CLUSTERS:
-        head += ["  {{- with .Values.watchNamespace }}", "  namespace: {{ . }}", "  {{- end }}"]
+        head += ["  {{- with .Values.watchNamespace }}", "  namespace: {{ . | quote }}", "  {{- end }}"]
     head += ["  labels:", '    {{- include "polarkv.labels" . | nindent 4 }}']
     api = "apiVersion: rbac.authorization.k8s.io/v1"
     role = [api, f"kind: {kind}", "metadata:", *head, "rules:", *(line for right in table for line in _rule(right))]
@@ -54,7 +54,7 @@ def _pair(holder: Holder, where: Where) -> str:
         "---", api, f"kind: {kind.replace('ClusterRole', 'ClusterRoleBinding').replace('}Role{', '}RoleBinding{')}"
         if "{{" in kind else f"kind: {kind}Binding",
         "metadata:", *head, "roleRef:", "  apiGroup: rbac.authorization.k8s.io", f"  kind: {kind}", f"  name: {name}",
-        "subjects:", "- kind: ServiceAccount", f"  name: {account}", "  namespace: {{ .Release.Namespace }}",
+        "subjects:", "- kind: ServiceAccount", f"  name: {account}", "  namespace: {{ .Release.Namespace | quote }}",
     ]  # fmt: skip
     return "\n".join([*role, *binding]) + "\n"
 

@@ -26,9 +26,9 @@ NAMESPACE = "polarkv-system"
 Object = dict[str, Any]
 
 
-def rendered(values: Mapping[str, Any] | None = None) -> list[Object]:
+def rendered(values: Mapping[str, Any] | None = None, name: str = "cache", namespace: str = NAMESPACE) -> list[Object]:
     with Chart.load(CHART) as chart:
-        texts = chart.render(dict(values or {}), name="cache", namespace=NAMESPACE)
+        texts = chart.render(dict(values or {}), name=name, namespace=namespace)
     documents = [each for name, text in texts.items() if name.endswith(".yaml") for each in yaml.safe_load_all(text)]
     return [each for each in documents if each]
 
@@ -78,6 +78,34 @@ def test_lint_finds_nothing(values: Object) -> None:
 def test_wrong_values_are_refused_by_their_name(values: Object, field: str) -> None:
     with Chart.load(CHART) as chart, pytest.raises(HelmError, match=field):
         chart.validate_schema(chart.merge_values(values))
+
+
+def test_names_that_yaml_takes_for_other_than_text_stay_text() -> None:
+    """Releases and namespaces may be named by digits alone; a label or namespace that is a number is refused."""
+
+    def texts(value: Any, below: str) -> Iterator[object]:
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            if key == "namespace" or below.lower().endswith("labels"):
+                yield child
+            if isinstance(child, dict | list):
+                yield from texts(child, str(key))
+
+    values = {
+        "name": "on",
+        "watchNamespace": "007",
+        "dashboards": {"enabled": True},
+        "webhook": {"certManager": {"enabled": True}},
+    }
+    found = [each for made in rendered(values, name="123", namespace="4567") for each in texts(made, "")
+             if made["kind"] != "CustomResourceDefinition"]  # fmt: skip
+    assert {"on", "007", "123", "4567"} <= set(found)
+    assert [each for each in found if not isinstance(each, str)] == []
+
+
+def test_a_list_that_is_set_to_null_is_empty() -> None:
+    configuration = next(each for each in rendered({"webhook": {"excludedNamespaces": None}})
+                         if each["kind"] == "MutatingWebhookConfiguration")  # fmt: skip
+    assert configuration["webhooks"][0]["namespaceSelector"]["matchExpressions"][0]["values"] == [NAMESPACE]
 
 
 def test_every_value_is_in_the_schema() -> None:
