@@ -61,6 +61,7 @@ def test_what_is_read_can_be_written_and_read_again() -> None:
         ("security.tenants", [{"name": "default"}, {"name": "default"}], "spec.security.tenants", "one name"),
         ("security.tenants", [{"name": "default"}, {"name": "No"}], "spec.security.tenants[1].name", "use the form"),
         ("security.tenants", [{"name": "other"}], "spec.injection.tenant", "name one of them"),
+        ("security.tenants", [{"name": "default", "quota": "0"}], "spec.security.tenants[0].quota", "at least 1"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_fix(path: str, value: object, field: str, fix: str) -> None:

@@ -31,6 +31,8 @@ Seconds = Annotated[int, Field(ge=1, le=86_400)]
 DiskSize = Annotated[Quantity, AtLeast("64Mi")]
 MemorySize = Annotated[Quantity, AtLeast("16Mi")]
 BytesPerSecond = Annotated[Quantity, AtLeast("1k")]
+# Not 0: to the manager that is no limit.
+Quota = Annotated[Quantity, AtLeast("1")]
 
 
 def _requests_fit(resources: Resources) -> bool:

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from polarkv_operator.api.base import ApiModel, Rule
-from polarkv_operator.api.parts import AnyObject, DnsLabel, Image, Label, LabelName
-from polarkv_operator.api.quantity import Quantity
+from polarkv_operator.api.parts import AnyObject, DnsLabel, Image, Label, LabelName, Quota
 
 DEFAULT_TENANT = "default"
 
@@ -18,9 +17,9 @@ class TenantSpec(ApiModel):
     """A user of the cache with a token of its own."""
 
     name: Annotated[DnsLabel, StringConstraints(max_length=40)] = Field(
-        description="Name of the tenant. Its token is in the Secret <cluster>-client-<name>."
+        description="Name of the tenant. Its token is in the Secret <cluster>-client, under this name."
     )
-    quota: Quantity | None = Field(None, description="Most bytes that it may keep in the cache; without it, no limit.")
+    quota: Quota | None = Field(None, description="Most bytes that it may keep in the cache; without it, no limit.")
 
 
 class NetworkPolicySpec(ApiModel):
