@@ -329,6 +329,12 @@ def test_an_array_cannot_use_members_that_grew() -> None:
     assert cache_nodes.grown_claims(cluster("cacheNodes.storage.volumeSize", "20Gi"), stateful_set())
 
 
+def test_a_cache_node_that_is_not_ready_keeps_no_machine_from_being_drained() -> None:
+    """With two of them the budget is spent, and by default neither could be evicted."""
+    spec = cache_nodes.disruption_budget(cluster())["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
 def test_the_raid_container_is_told_what_its_program_reads() -> None:
     striped = {"layout": "RAID0", "volumeSize": "10Gi"}
     raid = container(stateful_set("cacheNodes.storage", {**striped, "volumesPerNode": 2}), "raid")

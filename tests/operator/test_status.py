@@ -169,3 +169,14 @@ def test_why_a_pod_does_not_run() -> None:
     assert find_trouble(pod, [claim]) == Trouble("p, container slab: CrashLoopBackOff", True, 60)
     pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
     assert find_trouble(pod, []) is None
+
+
+def test_a_nodes_trouble_is_not_said_of_another_whose_name_begins_alike() -> None:
+    nodes = tuple(CacheNode(at, f"demo-cache-{at}", f"u{at}") for at in (1, 10))
+    troubles = tuple(
+        Trouble(f"demo-cache-10{text}", False, 0) for text in (" is not ready (Pending)", ", container slab")
+    )
+    for trouble in troubles:
+        facts = replace(FINE, wanted=11, world=World(nodes, current=11, now_s=0), troubles=(trouble,))
+        shown = {each["name"]: each.get("message") for each in make_status(CLUSTER, facts, {}, 100)["cacheNodes"]}
+        assert shown == {"demo-cache-1": None, "demo-cache-10": trouble.text}

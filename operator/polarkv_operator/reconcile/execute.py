@@ -28,7 +28,7 @@ class NotLeading(PolarKVError):
 
 
 class ChildRefused(PolarKVError):
-    """The API server takes a child for invalid: something in the spec made it so, resources or podTemplate perhaps."""
+    """A child is not taken: something in the spec makes it invalid, or a quota or a policy forbids it."""
 
     def __init__(self, manifest: Object, error: ApiError) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -52,7 +52,7 @@ class Executor:
             try:
                 self._apply(manifest)
             except ApiError as error:
-                if error.status in (400, 422):
+                if error.status in (400, 403, 422):
                     raise ChildRefused(manifest, error) from error
                 raise
         for found in children.remove:
@@ -77,7 +77,8 @@ class Executor:
             return objection
         assert isinstance(step, StartDrain)
         # The note comes first: a drain that nobody remembers would never be taken back.
-        self._note(namespace, step.node, step.uid, step.drain.written())
+        if not self._note(namespace, step.node, step.uid, step.drain.written()):
+            return "its pod is another one by now"
         return self._managers.drain(manager, step.node, step.drain.mode)
 
     def grow(self, claim: Object, size: str) -> None:
@@ -162,13 +163,16 @@ class Executor:
         else:
             self._as_good_as.pop(key, None)
 
-    def _note(self, namespace: str, pod: str, uid: str, text: str | None) -> None:
+    def _note(self, namespace: str, pod: str, uid: str, text: str | None) -> bool:
+        """Note a drain at this very pod; return whether it is still there."""
         change = {"metadata": {"uid": uid, "annotations": {DRAIN_ANNOTATION: text}}}
         try:
             self._api.merge(POD, namespace, pod, change)
         except ApiError as error:
             if error.status not in (404, 409) or isinstance(error, Unreachable):
                 raise
+            return False
+        return True
 
     def _check(self) -> None:
         if not self._leads():

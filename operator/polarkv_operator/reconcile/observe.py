@@ -77,10 +77,10 @@ class Observer:
         kind = Kind(manifest["apiVersion"], manifest["kind"])
         return self._api.get(kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
-    def pod_monitors_exist(self) -> bool:
-        """Whether the Prometheus operator's CRD is installed."""
+    def pod_monitors_exist(self, namespace: str) -> bool:
+        """Whether the Prometheus operator's CRD is installed. Rights may end at the namespace."""
         try:
-            self._api.call("GET", POD_MONITOR.path(None), {"limit": "1"})
+            self._api.call("GET", POD_MONITOR.path(namespace), {"limit": "1"})
         except ApiError as error:
             if error.status in (403, 404):
                 return False
@@ -142,7 +142,8 @@ def make_world(cluster: PolarKVCluster, observed: Observed, now_s: int) -> World
     for ordinal in sorted(ordinals):
         name = f"{base}-{ordinal}"
         pod, node = observed.pods.get(ordinal), known.get(name)
-        if pod is not None or node is not None:
+        # A place without a pod is missing, also when a manager that has restarted knows nothing of it.
+        if pod is not None or node is not None or ordinal < current:
             nodes.append(_node(ordinal, name, pod, node, revision, uptime_s))
     seen = bool(revision) and status.get("observedGeneration") == generation
     return World(tuple(nodes), current, now_s, observed.manager is not None, seen)

@@ -63,6 +63,8 @@ class Reconciler:
     clock: Callable[[], float]
     wall: Callable[[], float]
     rates: dict[str, Rates] = field(default_factory=dict)
+    # Secrets that could not be written because their names are taken: made anew each turn, they would restart pods.
+    withheld: dict[str, dict[str, Object]] = field(default_factory=dict)
 
     def turn(self, key: str) -> float | None:
         """Bring one cluster (``namespace/name``) a step nearer to its spec.
@@ -77,6 +79,7 @@ class Reconciler:
         if body is None or body["metadata"].get("deletionTimestamp"):
             # Nothing to do: its children are its own, and go with it whether the operator is there or not.
             self.rates.pop(key, None)
+            self.withheld.pop(key, None)
             return None
         try:
             return self._turn(key, body, parse(body))
@@ -87,7 +90,7 @@ class Reconciler:
             return STEADY_S
 
     def _turn(self, key: str, body: Object, cluster: PolarKVCluster) -> float:
-        release = replace(self.release, has_pod_monitors=self.observer.pod_monitors_exist())
+        release = replace(self.release, has_pod_monitors=self.observer.pod_monitors_exist(cluster.namespace))
         observed = self.observer.observe(cluster, release.has_pod_monitors)
         old: Mapping[str, Any] = body.get("status") or {}
         now_s = int(self.wall())
@@ -95,9 +98,16 @@ class Reconciler:
         rate = self._rate(key, observed, cluster)
         wanted, decision = self._wanted(cluster, observed, world, old, rate, now_s)
         scaling = plan_scaling(world, wanted, cluster.spec.scale_down.drain_timeout_seconds)
-        contents = secrets.complete(cluster, _secrets(observed), lambda: randomness.token_urlsafe(_TOKEN_BYTES))
+        existing = {**self.withheld.get(key, {}), **_secrets(observed)}
+        contents = secrets.complete(cluster, existing, lambda: randomness.token_urlsafe(_TOKEN_BYTES))
         desired = render.children(cluster, release, contents, scaling.replicas)
         children = self._children(body, cluster, observed, desired)
+        taken = {name for kind, name in children.taken if kind == SECRET.name}
+        self.withheld[key] = {
+            name: each
+            for each in desired
+            if each["kind"] == SECRET.name and (name := each["metadata"]["name"]) in taken
+        }
         self.executor.write(children)
         current = _manager_is_current(cluster, observed, children)
         if any(manifest["kind"] == STATEFUL_SET.name for manifest in children.write):
@@ -179,8 +189,11 @@ class Reconciler:
         if any(problem[0] == "VolumesDiffer" for problem in problems):
             return problems, notices
         wanted = cluster.spec.cache_nodes.storage.volume_size
-        for claim in (claim for claims in observed.claims.values() for claim in claims):
+        for at, claim in ((at, claim) for at, claims in observed.claims.items() for claim in claims):
             name = claim["metadata"]["name"]
+            if text := cache_nodes.difference_in_claim(cluster, claim):
+                problems += [("VolumesDiffer", text)] if at in observed.pods else []
+                continue
             asked = Quantity.parse(claim["spec"]["resources"]["requests"]["storage"])
             if asked.value >= wanted.value or claim.get("status", {}).get("phase") != "Bound":
                 continue

@@ -216,7 +216,7 @@ def _timed(facts: Sequence[Fact], generation: int, old: Mapping[str, Any], now_s
 
 
 def _waiting(facts: Facts, name: str) -> str | None:
-    return next((trouble.text for trouble in facts.troubles if trouble.text.startswith(f"{name}")), None)
+    return next((trouble.text for trouble in facts.troubles if trouble.text.startswith((f"{name} ", f"{name},"))), None)
 
 
 def _first(troubles: Sequence[Trouble]) -> str:

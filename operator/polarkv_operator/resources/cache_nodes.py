@@ -225,8 +225,15 @@ def service(cluster: PolarKVCluster) -> Object:
 
 
 def disruption_budget(cluster: PolarKVCluster) -> Object:
-    """At most one cache node may be evicted at a time."""
-    content = {"maxUnavailable": 1, "selector": {"matchLabels": names.selector(cluster, Component.CACHE_NODE)}}
+    """At most one cache node may be evicted at a time, and any that is not ready: it has nothing to lose.
+
+    Without that, two that cannot run would keep their machines from being drained for ever.
+    """
+    content = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": names.selector(cluster, Component.CACHE_NODE)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
     name = names.cache(cluster)
     return build(cluster, "policy/v1", "PodDisruptionBudget", name, Component.CACHE_NODE, spec=content)
 
@@ -266,6 +273,25 @@ def _differences(wanted: Object, found: Mapping[str, Any], storage: StorageSpec)
             f"volumeSize is {storage.volume_size}, but an array uses no more of volume {name} than the {size} it was "
             "made with: set it back, or make a new cluster"
         )
+
+
+def difference_in_claim(cluster: PolarKVCluster, claim: Mapping[str, Any]) -> str:
+    """Why a claim that is there cannot become what the spec wants, in a sentence; empty: it is, or it may grow.
+
+    Claims outlive their cluster where ``volumeRetention`` is Retain: one of the same name finds them.
+    """
+    storage, spec, name = cluster.spec.cache_nodes.storage, claim["spec"], claim["metadata"]["name"]
+    way_out = "set it back, or delete the claim of the earlier cluster"
+    mode = "Block" if storage.layout is Layout.RAID0 else "Filesystem"
+    if spec.get("volumeMode", "Filesystem") != mode:
+        return f"layout is {storage.layout}, but {name} was made for the other one: {way_out}"
+    storage_class = spec.get("storageClassName")
+    if storage.storage_class_name not in (None, storage_class):
+        return f"storageClassName is {storage.storage_class_name}, but {name} is of {storage_class}: {way_out}"
+    size = Quantity.parse(spec["resources"]["requests"]["storage"])
+    if storage.layout is Layout.RAID0 and size.value < storage.volume_size.value:
+        return f"volumeSize is {storage.volume_size}, but {name} has {size}, and an array's cannot grow: {way_out}"
+    return ""
 
 
 def grown_claims(cluster: PolarKVCluster, live: Mapping[str, Any]) -> bool:
