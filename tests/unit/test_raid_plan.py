@@ -115,7 +115,7 @@ def refusal(wanted: Wanted, world: World) -> str | None:
 
 def check_release(world: World) -> None:
     after = run(WANTED, world, next_release)
-    assert after.running == ()
+    assert all(after.disks[min(numbers)].record == member("theirs", 0, "theirs").record for _, numbers in after.running)
     assert after.mounted is None
     assert (after.disks, after.file_systems) == (world.disks, world.file_systems)
 
@@ -205,6 +205,21 @@ def test_a_disk_that_was_exchanged_for_a_blank_one_is_named() -> None:
     for number in range(4):
         with pytest.raises(Refused, match=rf"/dev/polarkv/{number} holds nothing.* of 4, of which .* are here"):
             run(WANTED, whole.with_disk(number, BLANK))
+
+
+def test_a_refusal_does_not_stop_or_unmount_the_running_array_of_somebody_else() -> None:
+    names = ("member of another array",) * 2
+    world = replace(world_of(*names), running=(("md127", frozenset({0, 1})),))
+    assert refusal(WANTED, world) is not None
+    assert run(WANTED, world, next_release) == world
+    mounted = replace(world, mounted="md127")
+    assert run(WANTED, mounted, next_release) == mounted
+
+
+def test_an_array_whose_records_nobody_can_read_any_more_is_stopped() -> None:
+    (array,) = look(replace(world_of("member", "member"), running=(("md127", frozenset({0, 1})),))).arrays
+    unread = look(EMPTY)
+    assert next_release(WANTED, replace(unread, arrays=(array,))) == steps.Stop(array)
 
 
 # What the search must find: a plan that is wrong in one place.

@@ -53,11 +53,22 @@ def next_step(wanted: Wanted, seen: Seen) -> Step | None:
 
 
 def next_release(wanted: Wanted, seen: Seen) -> Step | None:
-    """The next step towards devices that nothing here uses; None when that is so."""
-    if seen.mounted is not None and any(array.number == seen.mounted for array in seen.arrays):
+    """The next step towards devices that nothing of ours uses; None when that is so.
+
+    It is taken after a refusal too: devices that were named by mistake may be somebody else's running array.
+    """
+    ours = [array for array in seen.arrays if _is_ours(wanted, seen, array)]
+    if seen.mounted is not None and any(array.number == seen.mounted for array in ours):
         return Unmount()
     numbers = {device.number for device in seen.devices}
-    return next((Stop(array) for array in seen.arrays if array.members <= numbers), None)
+    return next((Stop(array) for array in ours if array.members <= numbers), None)
+
+
+def _is_ours(wanted: Wanted, seen: Seen, array: Array) -> bool:
+    """Whether a member says so, or no member says anything."""
+    members = [device for device in seen.devices if device.number in array.members]
+    names = {device.record.name for device in members if device.record is not None}
+    return bool(names & {wanted.name, wanted.draft}) or not any(device.contents for device in members)
 
 
 def _check_devices(seen: Seen) -> None:
