@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +68,23 @@ def test_what_mdadm_says_of_a_member_is_read(name: str, role: str, number: int |
 def test_a_record_that_is_not_whole_is_none(missing: str) -> None:
     text = "\n".join(line for line in EXAMINED.splitlines() if missing not in line)
     assert observe.record_in(text) is None
+
+
+def test_a_program_that_waits_for_a_device_in_the_kernel_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even SIGKILL ends one; here nothing kills it."""
+    spared: list[subprocess.Popen[str]] = []
+
+    def spare(process: subprocess.Popen[str]) -> None:
+        spared.append(process)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", spare)
+    monkeypatch.setattr(tools, "_KILLED_S", 0.05)
+    with pytest.raises(tools.ToolFailed, match="did not end within 0 s: a device does not answer"):
+        tools.run(("sleep", "60"), timeout_s=0.05)
+    (process,) = spared
+    assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
 
 
 class Machine:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Sequence
 
 LOOK_S = 60.0
+_KILLED_S = 2.0
 
 
 class ToolFailed(RuntimeError):
@@ -22,13 +24,12 @@ def run(argv: Sequence[str], timeout_s: float = LOOK_S, accepted: Sequence[int] 
     words = " ".join(argv)
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             argv,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout_s,
-            check=False,
             # mdadm would wait for device nodes that udev makes, and there is none in a container.
             env={**os.environ, "LC_ALL": "C", "PATH": path, "MDADM_NO_UDEV": "1"},
             stdin=subprocess.DEVNULL,
@@ -37,9 +38,15 @@ def run(argv: Sequence[str], timeout_s: float = LOOK_S, accepted: Sequence[int] 
         )
     except FileNotFoundError:
         raise ToolFailed(f"{argv[0]} is not there: install Debian's mdadm, e2fsprogs and util-linux") from None
+    try:
+        printed, complained = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        process.kill()
+        # Whoever waits for a device in the kernel is killed when that answers: it may be never.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_KILLED_S)
         raise ToolFailed(f"{words} did not end within {timeout_s:.0f} s: a device does not answer") from None
-    if done.returncode not in accepted:
-        said = " | ".join((done.stderr.strip() or done.stdout.strip()).splitlines())
-        raise ToolFailed(f"{words} failed ({done.returncode}): {said}")
-    return done.stdout
+    if process.returncode not in accepted:
+        said = " | ".join((complained.strip() or printed.strip()).splitlines())
+        raise ToolFailed(f"{words} failed ({process.returncode}): {said}")
+    return printed
