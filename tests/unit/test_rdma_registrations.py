@@ -75,11 +75,12 @@ def test_memory_is_held_as_long_as_it_is_registered(kept: Registrations, device:
 
 
 @pytest.mark.parametrize("make", [lambda: bytearray(SIZE), lambda: mmap.mmap(-1, SIZE)])
+@pytest.mark.parametrize("over", [memoryview, lambda buffer: view_of(np.frombuffer(buffer, np.uint8)[:])])
 def test_what_its_owner_may_take_back_is_not_kept(
-    kept: Registrations, device: FakeDevice, make: type[bytearray]
+    kept: Registrations, device: FakeDevice, make: type[bytearray], over: type[memoryview]
 ) -> None:
     buffer = make()
-    assert kept.use(memoryview(buffer), writable=True) is None
+    assert kept.use(over(buffer), writable=True) is None
     assert not device.made
     if isinstance(buffer, bytearray):
         buffer.extend(b"x")  # raises when somebody holds it

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import threading
 import time
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from typing import Any
 
 from polarkv_client.buffers import address_of
 from polarkv_client.transport.verbs.seam import Access, Device, Region, VerbsError
@@ -167,5 +169,11 @@ def can_hold(view: memoryview) -> bool:
     A bytearray could not be resized any more, nor a mapping closed. Arrays and tensors cannot be told from here to give
     their memory up; bytes never change.
     """
-    owner = view.obj
-    return isinstance(owner, (bytes, ctypes.Array)) or hasattr(owner, "__array_interface__")
+    owner: Any = view.obj
+    if isinstance(owner, (bytes, ctypes.Array)):
+        return True
+    if not hasattr(owner, "__array_interface__"):
+        return False
+    while owner is not None and not isinstance(owner, (bytearray, mmap.mmap)):  # an array made over one of these
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return owner is None
