@@ -7,6 +7,7 @@ key, in the request's order. Times are milliseconds; a clock named ``manager`` i
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 
@@ -389,12 +390,12 @@ class QueuePair(_Message, frozen=True):
     how many reads it can have under way.
     """
 
-    number: int
-    psn: int
-    gid: bytes
-    lid: int
-    mtu: int
-    reads: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+    psn: Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+    gid: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    lid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    mtu: Annotated[int, msgspec.Meta(ge=1, le=5)]
+    reads: Annotated[int, msgspec.Meta(ge=1, lt=1 << 8)]
 
 
 class RdmaRegion(_Message, frozen=True):
