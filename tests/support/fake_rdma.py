@@ -1,12 +1,14 @@
-"""RDMA without a device: a tree as /sys shows one, and a device that registers and does nothing else."""
+"""RDMA without a device: a tree as /sys shows one, and a device that registers, connects and moves nothing."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from polarkv_client.protocol.messages import QueuePair
 from polarkv_client.transport.verbs import seam
 
 MAPPED = "::ffff:192.168.7.2"
@@ -47,8 +49,46 @@ class FakeRegion(seam.Region):
         self.device.regions.remove(self)
 
 
+class FakeCompletions(seam.Completions):
+    """On which nothing completes."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def arm(self) -> None:
+        pass
+
+    def take_event(self) -> None:
+        raise NotImplementedError
+
+    def poll(self, most: int) -> Sequence[seam.Completion]:
+        return ()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class FakePair(seam.Pair):
+    """Takes what is posted. To connect it does what its device is told."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.number = len(device.pairs)
+        self.closed = False
+        device.pairs.append(self)
+
+    def connect(self, gid_index: int, mine: QueuePair, theirs: QueuePair, access: seam.Access) -> None:
+        self.device.connecting()
+
+    def post(self, works: Sequence[seam.Work]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class FakeDevice(seam.Device):
-    """Registers up to ``most_bytes``; knows what is registered now."""
+    """Registers up to ``most_bytes``; knows what is registered now, and every queue pair there was."""
 
     def __init__(self, name: str = "fake0", most_bytes: int = 1 << 40, region_bytes: int = 1 << 40) -> None:
         self.name = name
@@ -57,22 +97,27 @@ class FakeDevice(seam.Device):
         self.made = 0
         self.closed = False
         self.regions: list[FakeRegion] = []
+        self.pairs: list[FakePair] = []
+        self.connecting: Callable[[], None] = lambda: None
 
     def port(self, number: int) -> seam.Port:
         return seam.Port(True, 5, 0)
 
     def register(self, address: int, size_bytes: int, access: seam.Access) -> seam.Region:
+        assert not self.closed, "real ones crash"
         if sum(region.size_bytes for region in self.regions) + size_bytes > self.most_bytes:
             raise seam.VerbsError("registering: Cannot allocate memory", errno.ENOMEM)
         return FakeRegion(self, address, size_bytes, access)
 
     def completions(self, most: int, *, events: bool) -> seam.Completions:
-        raise NotImplementedError
+        return FakeCompletions()
 
     def pair(self, completions: seam.Completions, port: int, queued: int) -> seam.Pair:
-        raise NotImplementedError
+        return FakePair(self)
 
     def close(self) -> None:
+        if self.regions:
+            raise seam.VerbsError("closing: Device or resource busy", errno.EBUSY)
         self.closed = True
 
 

@@ -154,12 +154,12 @@ class RdmaTransport(Transport):
 
     def _forget(self, lane: MovingLane) -> None:
         """The lock is held."""
-        lane.close()
         self._lanes[lane.can_write] -= 1
         self._lost[lane.can_write] += not self._closed
         if self._session is not None:
             self._session.drop(lane)
         self._changed.notify()
+        lane.close()  # last: when it fails, the lane is gone all the same
 
     def _connect(self, grant: HeldGrant, scope: Scope, *, again: bool = True) -> MovingLane:
         found = self._devices.open()  # the first time it loads a library
@@ -185,11 +185,14 @@ class RdmaTransport(Transport):
             raise errors.DeadlineExceeded(f"another thread is still connecting to {self.node.name}")
         try:
             session = self._session
-            if session is not None and not session.ended:
+            if session is not None and session.ended:
+                session = None
+            if session is not None and {device for device, _ in self._rails} == set(found):
                 return session
+            # Else a device's address has changed: what was opened with the old one is closed, or will be.
             endpoint = parse_rdma_endpoint(self.node.rdma)
             rails = pair_rails(found, endpoint.ports)
-            made = Session(self.node.name, endpoint.tcp, deadline)
+            made = session or Session(self.node.name, endpoint.tcp, deadline)
             with self._lock:
                 closed = self._closed
                 if not closed:

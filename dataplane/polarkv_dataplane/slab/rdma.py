@@ -11,8 +11,8 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from polarkv_client.buffers import address_of
@@ -171,6 +171,24 @@ class _Session:
             _log.error("RDMA: a queue pair stays: %s", error)
 
 
+@contextmanager
+def _ended_at(ends_at: float, session: _Session) -> Iterator[None]:
+    """End a session in time although its thread is at work on one more queue pair.
+
+    Connecting asks the network for the other end's address: for seconds, if nobody has it.
+    """
+    if not session.count:
+        yield
+        return
+    timer = threading.Timer(max(0.0, ends_at - time.monotonic()), session.end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _traffic(device: str, what: str) -> float:
     return devices.traffic(device).get(what, 0)
 
@@ -293,15 +311,15 @@ class RdmaPath:
     def _run(self, sock: socket.socket, frame: Frame, session: _Session) -> None:
         ends_at = answered_at = float("inf")
         while True:
+            self._check(session, ends_at)
             renews = frame.op == Op.SLAB_RDMA_RENEW
             if renews:
-                if time.monotonic() >= ends_at:
-                    self._fence(session)
                 session.drop(decode_body(frame.body, RdmaRenew).ended)
                 # The client made this after it had the answer before, which left here at ``answered_at``.
                 ends_at = answered_at + self.session_s()
                 self.counters.add("polarkv_slab_rdma_renewals_total")
-            answer = self._answer(frame, session)
+            answer = self._answer(frame, session, ends_at)
+            self._check(session, ends_at)
             if renews or answered_at == float("inf"):
                 answered_at = time.monotonic()
                 ends_at = min(ends_at, answered_at + self._quarantine_s * SESSION_SHARE)
@@ -313,10 +331,11 @@ class RdmaPath:
                 self._fence(session)
             frame = read_frame(sock, ends_at, _MAX_REQUEST_BYTES)
 
-    def _answer(self, frame: Frame, session: _Session) -> bytes:
+    def _answer(self, frame: Frame, session: _Session, ends_at: float) -> bytes:
         try:
             if frame.op == Op.SLAB_RDMA_CONNECT:
-                answer: object = session.connect(decode_body(frame.body, RdmaConnect))
+                with _ended_at(ends_at, session):
+                    answer: object = session.connect(decode_body(frame.body, RdmaConnect))
             elif frame.op == Op.SLAB_RDMA_RENEW:
                 answer = Empty()
             else:
@@ -325,6 +344,10 @@ class RdmaPath:
         except PolarKVError as error:
             self.counters.add(labelled("polarkv_slab_refusals_total", "kind", type(error).__name__))
             return encode_failure(frame.op, frame.request_id, error)
+
+    def _check(self, session: _Session, ends_at: float) -> None:
+        if time.monotonic() >= ends_at:
+            self._fence(session)
 
     def _fence(self, session: _Session) -> None:
         """The client was silent for too long: nothing of it may land any more."""

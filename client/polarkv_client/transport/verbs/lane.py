@@ -121,7 +121,8 @@ class Lane(Generic[Posted]):
     @classmethod
     def make(cls, device: LocalDevice) -> Lane[Posted]:
         """A lane on a device, not connected yet. Raises Unavailable (VerbsError)."""
-        with ExitStack() as undo:
+        # Its owner may close the device at any time; what is made of a closed one crashes the bindings.
+        with device.kept(), ExitStack() as undo:
             memory = mmap.mmap(-1, _MEMORY_BYTES)
             with memoryview(memory) as view:
                 address = address_of(view)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from polarkv_client import errors
@@ -56,10 +56,29 @@ class LocalDevice:
     def hold(self, made: Closes) -> None:
         """Something was made of it that lives until :meth:`let_go`. Raises Unavailable: it has been closed."""
         with self._lock:
-            if not self._users:
-                raise errors.Unavailable(f"{self.name} has been closed")
-            self._users += 1
+            self._count()
             self._made.add(made)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """It stays open while the body runs. Raises Unavailable: it has been closed."""
+        with self._lock:
+            self._count()
+        try:
+            yield
+        finally:
+            self.release()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be made of it any more."""
+        return self._users <= 0
+
+    def _count(self) -> None:
+        """One more user; the lock is held."""
+        if self.closed:
+            raise errors.Unavailable(f"{self.name} has been closed")
+        self._users += 1
 
     def let_go(self, made: Closes) -> None:
         """That was closed."""

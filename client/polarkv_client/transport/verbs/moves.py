@@ -121,17 +121,19 @@ class _Move:
     def _guarded(self) -> Iterator[None]:
         """While the body runs a cancellation wakes the lane. After an error the lane is closed: nothing moves."""
         lane, wake = self.lane, self.lane.wake
-        self.scope.on_cancel(wake)
-        try:
-            yield
-        except BaseException:
-            lane.close()
-            raise
-        finally:
-            self.scope.forget(wake)
-            self._pieces.close()  # its frame and this object hold each other
-            for chunk in list(self._open):
-                self._ended(chunk)
+        # The lane may be the device's last user: registrations in use here must be given back before it is closed.
+        with lane.device.kept():
+            self.scope.on_cancel(wake)
+            try:
+                yield
+            except BaseException:
+                lane.close()
+                raise
+            finally:
+                self.scope.forget(wake)
+                self._pieces.close()  # its frame and this object hold each other
+                for chunk in list(self._open):
+                    self._ended(chunk)
 
 
 class Read(_Move):

@@ -60,14 +60,18 @@ class Session:
             Refused, Unauthorized: the slab server says no. Unavailable, DeadlineExceeded, ProtocolError: it failed.
         """
         lane: MovingLane = Lane.make(device)
+        theirs: list[int] = []
         try:
             mine = lane.describe()
             request = RdmaConnect(grant.signed, port.device, mine)
             with self._turn(deadline):
                 answer = self._connection.call(Op.SLAB_RDMA_CONNECT, request, RdmaConnected, deadline)
+            theirs.append(answer.lane)
             lane.connect(mine, answer, can_write=grant.body.access == Access.WRITE)
             self._begin(lane, answer.session_ms)
         except BaseException:
+            with self._lock:
+                self._ended += theirs  # else the other end would stand, and count, for as long as the session does
             lane.close()
             if self._connection.closed or self._thread is None:
                 self._end("the session could not be opened, or its connection broke")
