@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -53,6 +55,35 @@ def local_of(fake: FakeDevice) -> LocalDevice:
 
 def soon(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
+
+
+FORKS = """
+import os, sys
+from polarkv_client.transport.verbs.lane import Lane
+from polarkv_client.transport.verbs.local import LocalDevice
+from tests.support.fake_rdma import FakeDevice, FakePair
+
+class Loud(FakePair):
+    def close(self): os.write(1, b"closed;")
+    def __del__(self): os.write(1, b"collected;")
+
+class Device(FakeDevice):
+    def pair(self, completions, port, queued): return Loud(self)
+
+device = LocalDevice(Device(), None, 0)
+lane = Lane.make(device)
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    os.write(1, b"child ended;")
+else:
+    del device, lane
+"""
+
+
+def test_a_child_by_fork_leaves_its_parents_devices_alone() -> None:
+    """The kernel knows both by one descriptor: what the child destroys is destroyed."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("child ended;closed;"), (done.stdout, done.stderr)
 
 
 def test_nothing_is_made_of_a_device_that_was_closed_meanwhile() -> None:

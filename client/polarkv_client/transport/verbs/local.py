@@ -8,6 +8,8 @@ to close is closed before it ends.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -112,7 +114,15 @@ def _close_all() -> None:
             device.close_now()
 
 
+def _leave_to_parent() -> None:
+    """After a fork: a child that closed what it inherited would destroy its parent's queue pairs and registrations."""
+    for device in _open:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))  # the bindings close what is collected, at the end too
+    _open.clear()
+
+
 atexit.register(_close_all)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class LocalDevices:
