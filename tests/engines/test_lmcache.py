@@ -25,6 +25,7 @@ remote_serde: "naive"
 extra_config:
   remote_storage_plugin.polarkv.module_path: polarkv_client.connectors.lmcache
   remote_storage_plugin.polarkv.class_name: PolarKVAdapter
+  remote_storage_plugin.polarkv.patience: 0
   remote_storage_plugin.polarkv.{setting}
 """
 

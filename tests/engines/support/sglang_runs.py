@@ -27,6 +27,8 @@ EXTRA = {
     "module_path": "polarkv_client.connectors.sglang",
     "class_name": "PolarKVStorage",
     "interface_v1": 1,
+    # Deterministic: a busy machine answers late, and a load that was given up is a miss.
+    "patience": 0,
     # The engine's own: prompts shorter than this are not looked up.
     "prefetch_threshold": PAGE_TOKENS,
 }
