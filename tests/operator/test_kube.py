@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import urllib3
 from kubernetes import client as official
 
 from polarkv_operator.clients import kube
@@ -152,3 +156,24 @@ def test_what_people_wrote_over_ours_becomes_ours_and_labels_stay_theirs() -> No
     ]
     assert taken_over([mine, controller, status]) is None
     assert taken_over([theirs]) is None
+
+
+def test_a_connection_that_is_reset_before_its_handshake_is_no_answer_and_no_failure_of_the_test_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def connect_and_be_reset(self: urllib3.connection.HTTPConnection) -> socket.socket:
+            made = socket.create_connection(server.getsockname())
+            peer, _ = server.accept()
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            return made
+
+        monkeypatch.setattr(urllib3.connection.HTTPConnection, "_new_conn", connect_and_be_reset)
+        settings = official.Configuration()
+        settings.host, settings.retries = f"https://127.0.0.1:{server.getsockname()[1]}", False
+        with pytest.raises(Unreachable, match="reset by peer"):
+            Writer(official.ApiClient(settings), lambda _: None).get(POD, "ns", "one")
+        # Now, not in a test that comes later: the socket that Python left behind warns when it is collected.
+        gc.collect()
