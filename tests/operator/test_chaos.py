@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from polarkv_client.listening import EVERYWHERE
 from polarkv_operator import handlers
 from polarkv_operator.clients.kube import ApiError, Kind
 from polarkv_operator.reconcile.observe import CLUSTER, DEPLOYMENT, POD, SECRET
@@ -274,7 +275,10 @@ def test_it_runs_as_a_user_that_has_no_name(
 ) -> None:
     """As pods do: user 65532 is in no list of users, and a library that asks for its name fails."""
     given: dict[str, Any] = {}
+    bound: list[tuple[str, str, int]] = []
     monkeypatch.setenv("KUBECONFIG", str(empty_playground.kubeconfig))
     monkeypatch.setattr("polarkv_operator.handlers.kopf.run", lambda **arguments: given.update(arguments))
+    monkeypatch.setattr("polarkv_operator.handlers.bind_tcp", lambda *address: bound.append(address))
     handlers.run(OperatorSettings(image=IMAGE, identity="me", health_port=8080))
-    assert given["identity"] == "me" and given["clusterwide"] and given["liveness_endpoint"].endswith(":8080/healthz")
+    assert given["identity"] == "me" and given["clusterwide"]
+    assert bound == [("health_port", EVERYWHERE, 8080)]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from polarkv_client.errors import ConfigurationError
+from polarkv_client.listening import bind_tcp
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -101,16 +100,18 @@ def export(counters: Counters, host: str, port: int, ready: Callable[[], bool]) 
         return [text]
 
     class Server(ThreadingWSGIServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        def server_bind(self) -> None:
+            self.socket.close()
+            self.socket = bind_tcp("metrics_port", host, port)
+            # Not by the base class: it looks the host's name up, which may take as long as the network likes.
+            self.server_name, self.server_port = host, self.socket.getsockname()[1]
+            self.setup_environ()
 
     class Handler(WSGIRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
             """A probe every other second is no news."""
 
-    try:
-        server = make_server(host, port, answer, Server, Handler)
-    except OSError as error:
-        raise ConfigurationError("metrics_port", port, f"{error.strerror}: choose a free port") from error
+    server = make_server(host, port, answer, Server, Handler)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
 

@@ -16,6 +16,7 @@ from polarkv_dataplane.runtime.counters import Counters, labelled
 from polarkv_dataplane.runtime.log import LimitedLogger
 from polarkv_dataplane.runtime.stream import read_frame, set_send_timeout, wait_readable
 
+BACKLOG = 256
 # Threads that do nothing but tell a peer that there is no room; beyond them connections are closed without a word.
 _REFUSERS = 8
 _REFUSE_S = 1.0
@@ -135,19 +136,6 @@ class ConnectionServer:
             self._limited.warning(kind, "%s: connection closed: %s", self._name, error)
 
 
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        ConfigurationError: the address cannot be bound.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=256)
-    except OSError as error:
-        raise ConfigurationError("listen", f"{host}:{port}", f"{error.strerror}: choose a free address") from error
-
-
 def listen_unix(path: str) -> socket.socket:
     """A listening Unix socket; one that a dead process left at ``path`` is replaced.
 
@@ -172,7 +160,7 @@ def listen_unix(path: str) -> socket.socket:
         listener.bind(path)
         # For its group too: in a pod a cache node's servers may be two users. Who connects must show a token.
         os.chmod(path, 0o660)
-        listener.listen(256)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigurationError(

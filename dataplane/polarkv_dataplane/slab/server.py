@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 
 from polarkv_client.errors import PolarKVError
 from polarkv_client.host import host_id
+from polarkv_client.listening import bind_tcp
 from polarkv_client.protocol.messages import Carve, Op, Register
 from polarkv_client.protocol.wire import WIRE_VERSION, WIRE_VERSION_MIN, Frame, decode_body
 from polarkv_dataplane.runtime import secrets, stopping
 from polarkv_dataplane.runtime.counters import Counters, export, labelled
 from polarkv_dataplane.runtime.node_link import NodeLink
-from polarkv_dataplane.runtime.serving import ConnectionServer, listen_tcp, listen_unix
+from polarkv_dataplane.runtime.serving import BACKLOG, ConnectionServer, listen_unix
 from polarkv_dataplane.runtime.session import Session, report_inventory
 from polarkv_dataplane.slab import pool as pools
 from polarkv_dataplane.slab.carving import Carving, inventory
@@ -74,7 +75,8 @@ class SlabServer:
         settings = self._settings
         if settings.listen_host:
             path = TcpPath(self.pool, self._gate, self.counters, settings.stall_timeout_ms / 1000, self._rdma)
-            listener = listen_tcp(settings.listen_host, settings.listen_port)
+            listener = bind_tcp("listen", settings.listen_host, settings.listen_port)
+            listener.listen(BACKLOG)
             self._tcp_port = listener.getsockname()[1]
             self._serve(listener, path.serve, "slab_tcp")
         if settings.unix_socket:

@@ -217,6 +217,7 @@ def service(cluster: PolarKVCluster) -> Object:
     """The headless Service that gives each cache node a name."""
     content = {
         "clusterIP": "None",
+        "ipFamilyPolicy": names.IP_FAMILIES,
         "publishNotReadyAddresses": True,
         "selector": names.selector(cluster, Component.CACHE_NODE),
         "ports": [{"name": "slab", "port": names.SLAB_PORT, "targetPort": "slab", "protocol": "TCP"}],

@@ -108,6 +108,7 @@ def service(cluster: PolarKVCluster) -> Object:
     """The Service by which clients and cache nodes find the manager."""
     content = {
         "type": "ClusterIP",
+        "ipFamilyPolicy": names.IP_FAMILIES,
         "selector": names.selector(cluster, Component.MANAGER),
         "ports": [
             {"name": "rpc", "port": names.MANAGER_RPC_PORT, "targetPort": "rpc", "protocol": "TCP"},

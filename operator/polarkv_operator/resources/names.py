@@ -19,6 +19,8 @@ MANAGER_HTTP_PORT = 7701
 SLAB_PORT = 7710
 SLAB_METRICS_PORT = 7711
 DISK_METRICS_PORT = 7712
+# Of Services: an address of each family that the Kubernetes cluster has, and no demand for either.
+IP_FAMILIES = "PreferDualStack"
 
 # In the images, as the Containerfile makes it.
 USER_ID = 65532

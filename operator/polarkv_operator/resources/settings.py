@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from polarkv_client.listening import EVERYWHERE
 from polarkv_operator.api.cache_nodes import Layout, TransportMode, TransportSpec
 from polarkv_operator.api.cluster import PolarKVCluster
 from polarkv_operator.api.spec import MetadataStoreType
@@ -45,8 +46,8 @@ def manager_settings(cluster: PolarKVCluster) -> dict[str, Any]:
     """What the manager is told."""
     cache = cluster.spec.cache
     settings: dict[str, Any] = {
-        "rpc": [f"tcp://0.0.0.0:{names.MANAGER_RPC_PORT}"],
-        "http_host": "0.0.0.0",
+        "rpc": [f"tcp://[{EVERYWHERE}]:{names.MANAGER_RPC_PORT}"],
+        "http_host": EVERYWHERE,
         "http_port": names.MANAGER_HTTP_PORT,
         "secret_file": f"{SECRET_FOLDER}/{SECRET_KEY}",
         "tokens_file": f"{TOKENS_FOLDER}/{TOKENS_KEY}",
@@ -83,12 +84,12 @@ def cache_node_settings(cluster: PolarKVCluster) -> dict[str, Any]:
         "slab": {
             **common,
             "memory_bytes": nodes.memory.size.bytes,
-            "listen_host": "0.0.0.0",
+            "listen_host": EVERYWHERE,
             "listen_port": names.SLAB_PORT,
             "unix_socket": f"{SOCKET_FOLDER}/slab.sock",
             "pool_path": MEMORY_FOLDER,
             **_rdma(nodes.transport),
-            "metrics_host": "0.0.0.0",
+            "metrics_host": EVERYWHERE,
             "metrics_port": names.SLAB_METRICS_PORT,
         },
         "disk": {
@@ -97,7 +98,7 @@ def cache_node_settings(cluster: PolarKVCluster) -> dict[str, Any]:
             "directories": directories(cluster),
             "capacity_bytes": share(volumes_bytes, USABLE_PERCENT),
             "require_mount": True,
-            "metrics_host": "0.0.0.0",
+            "metrics_host": EVERYWHERE,
             "metrics_port": names.DISK_METRICS_PORT,
         },
     }

@@ -22,7 +22,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from polarkv_client.errors import ConfigurationError, PolarKVError
+from polarkv_client.errors import PolarKVError
+from polarkv_client.listening import bind_tcp
 from polarkv_operator.clients.kube import Writer, connect
 from polarkv_operator.webhooks import review
 from polarkv_operator.webhooks.clusters import Clusters
@@ -87,9 +88,9 @@ async def serve(
         stack.callback(pauses.set)
         stack.callback(clusters.close)
         stack.push_async_callback(events.close)
-        health = bind("health_port", settings.host, settings.health_port)
+        health = bind_tcp("health_port", settings.host, settings.health_port)
         stack.callback(health.close)
-        main = bind("port", settings.host, settings.port)
+        main = bind_tcp("port", settings.host, settings.port)
         stack.callback(main.close)
         await stack.enter_async_context(_http(health_app(keeper, metrics), health))
         looking = asyncio.create_task(_look_after(keeper, metrics, settings.check_seconds), name="certificates")
@@ -237,16 +238,3 @@ async def _http(app: FastAPI, sock: socket.socket, keeper: Keeper | None = None)
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def bind(field: str, host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        ConfigurationError: the address cannot be bound.
-    """
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=256)
-    except OSError as error:
-        raise ConfigurationError(field, f"{host}:{port}", f"{error.strerror}: choose a free address") from error

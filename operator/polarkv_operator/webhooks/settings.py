@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from polarkv_client.listening import EVERYWHERE
+
 
 class WebhookSettings(BaseModel):
     """What a webhook server is told at its start. In its pod this comes from the environment, as the chart sets it."""
@@ -25,7 +27,7 @@ class WebhookSettings(BaseModel):
         None, description="Folder with tls.crt and tls.key of somebody else's making, such as cert-manager's."
     )
     cluster_domain: str = Field("cluster.local", description="The Kubernetes cluster's DNS domain.")
-    host: str = Field("0.0.0.0", description="Address to listen on.")
+    host: str = Field(EVERYWHERE, description="Address to listen on; :: is every one, of IPv4 too.")
     port: int = Field(9443, ge=0, le=65535, description="Port of /mutate, over TLS.")
     health_port: int = Field(8081, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics, without TLS.")
     lookup_ms: int = Field(

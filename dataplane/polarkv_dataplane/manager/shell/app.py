@@ -18,6 +18,7 @@ from typing import Any
 
 from polarkv_client.endpoints import parse_endpoint
 from polarkv_client.errors import ConfigurationError
+from polarkv_client.listening import bind_tcp
 from polarkv_dataplane.manager.settings import ManagerSettings
 from polarkv_dataplane.manager.shell.credentials import Credentials, load_credentials
 from polarkv_dataplane.manager.shell.manager import Manager
@@ -69,7 +70,7 @@ async def serve(
         sockets = [bind_endpoint(endpoint) for endpoint in settings.rpc]
         for sock in sockets:
             stack.callback(_unbind, sock, sock.getsockname())
-        http = bind_tcp("http_port", settings.http_host, settings.http_port)
+        http = _bind_tcp("http_port", settings.http_host, settings.http_port)
         stack.callback(http.close)
         epoch, remembered, connected = await recall(settings, store)
         recorder = Recorder(
@@ -146,7 +147,7 @@ def bind_endpoint(endpoint: str) -> socket.socket:
     """
     target = parse_endpoint(endpoint, listening=True)
     if not target.path:
-        return bind_tcp("rpc", target.host, target.port)
+        return _bind_tcp("rpc", target.host, target.port)
     path = target.path
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -165,27 +166,9 @@ def bind_endpoint(endpoint: str) -> socket.socket:
     return sock
 
 
-def bind_tcp(field: str, host: str, port: int) -> socket.socket:
-    """A bound TCP socket.
-
-    Raises:
-        ConfigurationError: it cannot be bound.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except BaseException:
-            sock.close()
-            raise
-    except OSError as error:
-        fix = f"{error.strerror}: use a free address of this machine"
-        raise ConfigurationError(field, f"{host}:{port}", fix) from error
-    sock.setblocking(False)
+def _bind_tcp(field: str, host: str, port: int) -> socket.socket:
+    sock = bind_tcp(field, host, port)
+    sock.setblocking(False)  # the loop's
     return sock
 
 
