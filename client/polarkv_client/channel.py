@@ -25,6 +25,25 @@ from polarkv_client.transport.base import Scope
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 _TELLING_S = 0.1  # silence as long as this, in one call or several in a row, is a failure of the manager
+_IN_A_ROW_S = 1.0  # between calls that are further apart nobody listened
+
+
+class Silence:
+    """How long the manager has not answered calls that came one after the other. Times are time.monotonic()'s."""
+
+    def __init__(self) -> None:
+        self._from_to: tuple[float, float] | None = None
+
+    def lasts_s(self, began: float, ended: float) -> float:
+        """A call between these times had no answer: how long the silence has lasted."""
+        before = self._from_to
+        began = before[0] if before is not None and began - before[1] <= _IN_A_ROW_S else began
+        self._from_to = began, ended
+        return ended - began
+
+    def ends(self) -> None:
+        """There was an answer."""
+        self._from_to = None
 
 
 class Channel:
@@ -49,7 +68,7 @@ class Channel:
         self._prober_lock = threading.Lock()
         self._prober: threading.Thread | None = None
         self._connected = False
-        self._silent_since: float | None = None  # the first call without an answer since the last answer
+        self._silence = Silence()
 
     def call(
         self, op: Op, request: object, answer: type[Answer], deadline: float, *,
@@ -74,8 +93,7 @@ class Channel:
         except (errors.Unavailable, errors.DeadlineExceeded, errors.ProtocolError) as error:
             if scope is not None and scope.cancelled:
                 raise errors.Cancelled("the operation was cancelled") from error
-            self._silent_since = now if self._silent_since is None else self._silent_since
-            waited_s = time.monotonic() - self._silent_since - wait_ms / 1000
+            waited_s = self._silence.lasts_s(now, time.monotonic()) - wait_ms / 1000
             # A caller's own short deadline says nothing about the manager.
             if not isinstance(error, errors.DeadlineExceeded) or waited_s >= min(_TELLING_S, self._timeout_s):
                 self._failed(error)
@@ -169,7 +187,7 @@ class Channel:
 
     def _answered(self) -> None:
         self._connected = True
-        self._silent_since = None
+        self._silence.ends()
         self.breaker.success()
 
     def _start_prober(self, error: errors.PolarKVError) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from polarkv_client import errors
+from polarkv_client.channel import Silence
 from polarkv_client.config import load_config
 from polarkv_client.manager_client import ManagerClient
 from polarkv_client.protocol import messages as m
@@ -225,6 +226,17 @@ def test_short_deadlines_one_after_the_other_show_that_it_is_silent(manager: Sma
         with pytest.raises(errors.DeadlineExceeded):
             exists(made, soon(0.02))
         assert made.home.breaker.state == "closed"
+
+
+def test_short_deadlines_with_a_pause_between_them_are_no_long_silence() -> None:
+    """Kind: what is measured from its first occurrence, while nobody looked in between."""
+    silence = Silence()
+    assert silence.lasts_s(100.0, 100.02) == pytest.approx(0.02)
+    assert silence.lasts_s(100.5, 100.52) == pytest.approx(0.52)  # in a row
+    assert silence.lasts_s(100.4, 100.45) == pytest.approx(0.45)  # another thread's, which began sooner
+    assert silence.lasts_s(3700.0, 3700.02) == pytest.approx(0.02)
+    silence.ends()
+    assert silence.lasts_s(3700.1, 3700.12) == pytest.approx(0.02)
 
 
 def test_a_cancellation_wakes_a_call_that_waits(manager: SmallManager) -> None:

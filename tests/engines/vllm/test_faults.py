@@ -76,19 +76,29 @@ def world() -> Iterator[World]:
 class Baseline:
     """Without a cache: tokens by stream and prompt, and the 99th percentile of fifty requests.
 
-    The cluster's processes are killed here too: what starts them again takes this machine's time from the engine.
+    ``p99_s`` is that of an engine with the machine to itself. ``p99_beside_kills_s`` is that while a cluster's
+    processes are killed beside it: what starts them again takes this machine's time from the engine, on which no
+    cache node would run otherwise.
     """
 
     def __init__(self, vllm: EngineProcess, models: Path, world: World) -> None:
         self.tokens: dict[str, list[list[int]]] = {}
         self.p99_s: dict[str, float] = {}
+        self.p99_beside_kills_s: dict[str, float] = {}
         vllm.call("open", **{**engine(models / "llama", enable_prefix_caching=False), **ROOM})
         for stream in STREAMS:
             vllm.call("generate", prompts=[stream.prompts[0]], tokens=TOKENS)
             world.ready()
-            tokens, seconds = stream.run(vllm, partial(kill, world, *EVERYTHING))
-            self.p99_s[stream.name] = p99(seconds)
+            tokens, seconds = stream.run(vllm, lambda: None)
             self.tokens[stream.name] = tokens[: len(stream.prompts)]
+            self.p99_s[stream.name] = p99(seconds)
+            again, seconds = stream.run(vllm, partial(kill, world, *EVERYTHING))
+            assert again == tokens
+            self.p99_beside_kills_s[stream.name] = p99(seconds)
+
+    def of(self, stream: Stream, *, kills: bool) -> float:
+        """The percentile to compare with, in seconds."""
+        return (self.p99_beside_kills_s if kills else self.p99_s)[stream.name]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +171,7 @@ def test_a_stream_of_requests(fault: str, cached: Cached, world: World, baseline
     with ExitStack() as stack:
         tokens, seconds = stream.run(cached.vllm, partial(FAULTS[fault], world, stack))
     assert tokens == [cached.tokens[place % len(stream.prompts)] for place in range(REQUESTS)]
-    without_s = baseline.p99_s[stream.name]
+    without_s = baseline.of(stream, kills="killed" in fault)
     print(f"{stream.name}, {fault}: p99 {p99(seconds):.3f} s, without a cache {without_s:.3f} s")
     assert p99(seconds) <= 2 * without_s, seconds
     world.ready()
