@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from polarkv_client.calibration import Calibration
+from polarkv_client.connectors.guard import attach
+from polarkv_client.connectors.keyed import Keyed, Match
+from polarkv_client.connectors.settings import load_connector_config
 from polarkv_client.gate import PROBE_EVERY
 from polarkv_client.keys import Namespace
 from polarkv_client.protocol import messages as m
@@ -20,6 +24,7 @@ from tests.support.small_manager import SmallManager
 
 NAMESPACE = Namespace(model_id="m", chunk_tokens=4)
 TOKENS = list(range(12))
+KEYS = [bytes([number]) * 32 for number in (1, 2, 3)]
 
 
 @pytest.fixture
@@ -77,3 +82,43 @@ def test_tiers_decide_where_only_one_is_fast(manager: SmallManager, tmp_path: Pa
         for chunk in manager.chunks.values():
             chunk.tier = Tier.DISK
         assert load(client) == [Reason.RECOMPUTE] * 3
+
+
+@contextmanager
+def by_keys(manager: SmallManager, folder: Path, rates: Calibration) -> Iterator[Keyed]:
+    """What SGLang's and LMCache's connectors use, with three chunks stored."""
+    path = folder / "calibration.json"
+    rates.write(path)
+    config = load_connector_config({"endpoint": manager.endpoint, "calibration": str(path), "patience": 0}, {})
+    assert config is not None
+    operations = attach(config)
+    try:
+        made = Keyed(config, operations, 4, SIZE)
+        assert made.store(KEYS, [bytes(SIZE)] * 3).stored == 3
+        yield made
+    finally:
+        operations.close()
+
+
+def test_an_engine_with_keys_of_its_own_is_told_of_no_prefix_that_is_sooner_computed(
+    manager: SmallManager, tmp_path: Path
+) -> None:
+    with by_keys(manager, tmp_path, Calibration("", "", 1e9, 1.0, 1.0, 1.0)) as chunks:
+        found = [chunks.match(KEYS) for _ in range(PROBE_EVERY)]
+        assert found == [Match(0, 3)] * (PROBE_EVERY - 1) + [Match(3, 0)]
+        assert chunks.load(KEYS, [bytearray(SIZE) for _ in KEYS], prefix=True).complete
+        # That load was measured. Even so it is slower than a thousand million tokens a second.
+        assert chunks.match(KEYS) == Match(0, 3)
+        assert chunks.match([bytes(32)]) == Match(0, 0)
+
+
+def test_what_a_load_was_measured_to_take_opens_the_gate_to_an_engine_with_keys_of_its_own(
+    manager: SmallManager, tmp_path: Path
+) -> None:
+    # By the calibration a load takes for ever; a real one takes far less than 40 minutes, in which 4 tokens are computed.
+    with by_keys(manager, tmp_path, Calibration("", "", 0.005, 1e-6, 1e-6, 1e-6)) as chunks:
+        while not chunks.match(KEYS).chunks:
+            pass
+        for _ in range(200):
+            assert chunks.load(KEYS, [bytearray(SIZE) for _ in KEYS], prefix=True).complete
+        assert [chunks.match(KEYS) for _ in range(3)] == [Match(3, 0)] * 3

@@ -53,10 +53,11 @@ class Meter:
         self._loads: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._stores: deque[tuple[int, float]] = deque(maxlen=_KEPT)
 
-    def looked_up(self, seconds: float) -> None:
-        """Note a lookup."""
+    def looked_up(self, skipped: int, seconds: float) -> None:
+        """Note a lookup, after which so many pages that are there are computed all the same: that takes less time."""
         if self._wanted:
             _metrics()["lookup_seconds"].labels(**self._labels).observe(seconds)
+            self._pages(load_skipped=skipped)
 
     def loaded(self, result: LoadResult, page_tokens: int, seconds: float) -> None:
         """Note a load of pages."""

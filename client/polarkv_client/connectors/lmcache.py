@@ -23,7 +23,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from polarkv_client.client import Operations
 from polarkv_client.connectors.guard import attach, harmless
 from polarkv_client.connectors.identity import chunk_digests, engine_namespace, fingerprint
-from polarkv_client.connectors.patience import Misses, Patience
+from polarkv_client.connectors.keyed import Keyed
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace
@@ -79,11 +79,9 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
             log.warning("PolarKV is switched off (enabled is false): nothing is stored or loaded")
             return
         self._operations = attach(own)
-        self._patience = Patience.of(own, self._operations)
-        self._misses = Misses(self._patience)
+        self._chunks = Keyed(own, self._operations, int(metadata.chunk_size), int(self.full_chunk_size_bytes))
         namespace = self._namespace(own, metadata)
         self._root = hashlib.sha256(namespace.root())
-        self._chunk_tokens = int(metadata.chunk_size)
         log.info("PolarKV at %s: %s", own.endpoint, namespace)
 
     def exists_sync(self, key: Any) -> bool:
@@ -101,13 +99,7 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
     @harmless(lambda: 0)
     def batched_contains(self, keys: list[Any]) -> int:
         """How many of ``keys``, from the first on, are there."""
-        if self._operations is None or self._config is None:
-            return 0
-        wait_ms = self._patience.wait_ms(len(keys) * self._chunk_tokens, self._config.lookup_deadline_ms)
-        digests = self._digests(keys)
-        found = len(self._operations.match_prefix(digests, self._operations.scope(wait_ms)))
-        self._misses.looked_up(digests, found, self._chunk_tokens)
-        return found
+        return self._chunks.match(self._digests(keys)).chunks if self._operations is not None else 0
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
         """As :meth:`batched_contains`. Nothing is pinned: a chunk that has gone by the time it is loaded is a miss."""
@@ -162,7 +154,7 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
 
     @harmless(list[Any])
     def _load(self, keys: list[Any]) -> list[Any]:
-        if self._operations is None or self._config is None:
+        if self._operations is None:
             return []
         chunks: list[Any] = []
         try:
@@ -171,10 +163,8 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
                 if chunk is None:  # LMCache's memory is full: fewer chunks are loaded
                     break
                 chunks.append(chunk)
-            wait_ms = self._patience.wait_ms(len(keys) * self._chunk_tokens, self._config.load_deadline_ms)
-            scope = self._operations.scope(wait_ms)
             digests = self._digests(keys[: len(chunks)])
-            loads = self._operations.load(digests, [chunk.byte_array for chunk in chunks], scope).chunks
+            loads = self._chunks.load(digests, [chunk.byte_array for chunk in chunks], prefix=False).chunks
         except BaseException:
             for chunk in chunks:
                 chunk.ref_count_down()
@@ -194,10 +184,7 @@ class PolarKVRemote(RemoteConnector):  # type: ignore[misc]  # LMCache's class h
             if chunk.get_size() == self.full_chunk_size_bytes
         ]
         if whole:
-            scope = self._operations.scope(self._config.store_deadline_ms)
-            digests = self._digests([key for key, _ in whole])
-            self._misses.stored(digests)
-            self._operations.store(digests, [raw for _, raw in whole], scope)
+            self._chunks.store(self._digests([key for key, _ in whole]), [raw for _, raw in whole])
 
     def _digests(self, keys: Sequence[Any]) -> list[bytes]:
         """Chunk keys: the hash of the namespace's root and LMCache's own key, which names ranks, dtype and tags."""

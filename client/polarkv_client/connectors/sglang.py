@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sglang
@@ -26,18 +26,15 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.runtime_context import get_server_args
 
 from polarkv_client.buffers import Views, flatten
-from polarkv_client.client import Operations
 from polarkv_client.connectors.guard import attach, harmless
 from polarkv_client.connectors.hicache_metrics import Meter
 from polarkv_client.connectors.host_pages import HostPages
 from polarkv_client.connectors.identity import chunk_digests, engine_namespace, fingerprint
-from polarkv_client.connectors.patience import Misses, Patience
+from polarkv_client.connectors.keyed import Keyed
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
 from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace
-from polarkv_client.results import LoadResult, Stored, StoreResult
-from polarkv_client.states import Tier
-from polarkv_client.transport.base import Scope
+from polarkv_client.results import Stored
 
 log = logging.getLogger(__name__)
 _LAYOUTS = ("page_first", "page_first_direct", "layer_first", "page_head")
@@ -91,9 +88,9 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
             )
         pages = HostPages(mem_pool_host, torch.arange(mem_pool_host.page_size)) if self._zero_copy else None
         namespace = _namespace(config, self._storage_config, mem_pool_host, zero_copy=self._zero_copy)
-        patience = Patience.of(config, operations)
-        root = hashlib.sha256(namespace.root())
-        self._rank = _Rank(config, operations, root, pages, mem_pool_host.page_size, patience, Misses(patience))
+        page_bytes = int(mem_pool_host.size_per_token) * mem_pool_host.page_size
+        keyed = Keyed(config, operations, mem_pool_host.page_size, page_bytes)
+        self._rank = _Rank(hashlib.sha256(namespace.root()), pages, keyed)
         log.info("PolarKV at %s: %s", config.endpoint, namespace)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -112,9 +109,9 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
         if rank is None:
             return 0
         began = time.monotonic()
-        found = rank.match(rank.digests(keys))
-        self._meter.looked_up(time.monotonic() - began)
-        return found
+        found = rank.chunks.match(rank.digests(keys))
+        self._meter.looked_up(found.skipped, time.monotonic() - began)
+        return found.chunks
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
@@ -213,27 +210,23 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
 
     def _load(self, rank: _Rank, keys: list[str], views: list[Views]) -> list[bool]:
         began = time.monotonic()
-        result = rank.load(keys, views)
+        result = rank.chunks.load(rank.digests(keys), views, prefix=True)
         self._meter.loaded(result, self.mem_pool_host.page_size, time.monotonic() - began)
         return [chunk.hit for chunk in result.chunks]
 
     def _store(self, rank: _Rank, keys: list[str], views: list[Views]) -> list[bool]:
         began = time.monotonic()
-        result = rank.store(keys, views)
+        result = rank.chunks.store(rank.digests(keys), views)
         self._meter.stored(result, time.monotonic() - began)
         return [chunk.outcome in _THERE for chunk in result.chunks]
 
 
 class _Rank(NamedTuple):
-    """One rank's chunks: the client, and what all of its keys begin with."""
+    """One rank's chunks, and what all of their keys begin with."""
 
-    config: ConnectorConfig
-    operations: Operations
     root: hashlib._Hash
     pages: HostPages | None
-    page_tokens: int
-    patience: Patience
-    misses: Misses
+    chunks: Keyed
 
     def digests(self, keys: Sequence[str]) -> list[bytes]:
         """Chunk keys: the hash of the namespace's root and the engine's own key, 32 bytes each."""
@@ -244,36 +237,6 @@ class _Rank(NamedTuple):
         if self.pages is None:
             raise ValueError("the engine was configured for the generic interface, and uses zero copy")
         return self.pages.views(host_indices)
-
-    def match(self, digests: list[bytes]) -> int:
-        """Chunks of the longest prefix that is there. What of it is on disk is asked to be brought to memory."""
-        scope = self._scope(len(digests), self.config.lookup_deadline_ms)
-        found: list[Tier] = []
-        for batch in _batches(digests, self.config.batch_keys):
-            tiers = self.operations.match_prefix(batch, scope)
-            found += tiers
-            if len(tiers) < len(batch):
-                break
-        on_disk = [digest for digest, tier in zip(digests, found, strict=False) if tier is Tier.DISK]
-        for batch in _batches(on_disk, self.config.batch_keys):
-            self.operations.prefetch(batch, scope)
-        self.misses.looked_up(digests, len(found), self.page_tokens)
-        return len(found)
-
-    def load(self, keys: list[str], views: list[Views]) -> LoadResult:
-        """Load pages up to the first that cannot be had."""
-        scope = self._scope(len(keys), self.config.load_deadline_ms)
-        return self.operations.load(self.digests(keys), views, scope, prefix=True)
-
-    def store(self, keys: list[str], views: list[Views]) -> StoreResult:
-        """Store pages that are not there yet."""
-        digests = self.digests(keys)
-        self.misses.stored(digests)
-        return self.operations.store(digests, views, self.operations.scope(self.config.store_deadline_ms))
-
-    def _scope(self, pages: int, most_ms: int) -> Scope:
-        """The bounds of what a request waits for."""
-        return self.operations.scope(self.patience.wait_ms(pages * self.page_tokens, most_ms))
 
 
 def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: bool) -> Namespace:
@@ -307,11 +270,6 @@ def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: b
         tp=(0, 1) if storage.is_mla_model else (storage.tp_rank, storage.tp_size),
         pp=(storage.pp_rank, storage.pp_size),
     )
-
-
-def _batches(digests: list[bytes], most: int) -> Iterator[list[bytes]]:
-    for start in range(0, len(digests), most):
-        yield digests[start : start + most]
 
 
 def _padded(answers: list[bool], count: int) -> list[bool]:
