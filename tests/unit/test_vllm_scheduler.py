@@ -387,6 +387,20 @@ def test_a_load_that_takes_longer_than_computing_is_not_made(make: Make) -> None
     assert half.counts["loads_skipped"] == 1
 
 
+def test_what_the_workers_measured_is_what_the_gate_goes_by(make: Make) -> None:
+    gate = LoadGate(Rates(prefill_tokens_per_s=1000, memory_bytes_per_s=0, disk_bytes_per_s=0))
+    half = make(gate=gate)
+    one = request(20)
+    half.know(one.all_token_ids, MEMORY, MEMORY)
+    half.side.measured({"chunks_stored": 3.0})  # a step without a load
+    half.side.measured({"load_seconds": [0.1], "chunks_load_failed": 1.0})  # one that brought nothing
+    assert gate.rates.memory_bytes_per_s == 0
+    half.side.measured({"load_seconds": [1.5, 0.5], "chunks_loaded_memory": 4.0, "bytes_loaded": 256.0})
+    assert gate.rates.memory_bytes_per_s == pytest.approx(128)  # of a rank, whose chunk has 64 bytes
+    assert half.matched(one) == (0, False)
+    assert half.counts["loads_skipped"] == 1
+
+
 def test_a_session_that_goes_on_has_no_keys(make: Make) -> None:
     half = make()
     one = request(20, resumable=True, num_computed_tokens=20)

@@ -227,6 +227,8 @@ class PolarKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._scheduler is not None:
             self._scheduler.arrived(connector_output.finished_recving or set(), connector_output.invalid_block_ids)
+            if (stats := connector_output.kv_connector_stats) is not None:
+                self._scheduler.measured(stats.data)
 
     @harmless(lambda: (False, None))
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

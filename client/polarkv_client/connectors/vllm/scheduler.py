@@ -19,6 +19,7 @@ from polarkv_client.connectors.guard import complaints
 from polarkv_client.connectors.patience import Patience
 from polarkv_client.connectors.settings import ConnectorConfig
 from polarkv_client.connectors.vllm.lookups import FRESH_S, Lookup, Lookups
+from polarkv_client.connectors.vllm.meter import Counts
 from polarkv_client.connectors.vllm.plan import SCRATCH, Chains, RankIdentity, StepPlan, Transfer
 from polarkv_client.keys import KEY_BYTES
 from polarkv_client.states import Tier
@@ -199,6 +200,19 @@ class SchedulerSide:
             if (tracked := self._tracked.get(name)) is not None:
                 tracked.loading = False
                 self._begins(tracked, tracked.computed)
+
+    def measured(self, counts: Counts) -> None:
+        """What the workers counted in a step: how long loads took is what the gate goes by from then on."""
+        seconds = counts.get("load_seconds")
+        if self._gate is None or not isinstance(seconds, list) or not seconds:
+            return
+        tiers: list[Tier] = []
+        for tier in (Tier.MEMORY, Tier.DISK):
+            chunks = counts.get(f"chunks_loaded_{tier.name.lower()}", 0)
+            assert not isinstance(chunks, list)
+            tiers += [tier] * round(chunks / len(seconds))  # a load's, on average
+        lengths = [self._identities[0].chunk_bytes] * len(tiers)
+        self._gate.loaded(tiers, lengths, sum(seconds) / len(seconds))
 
     def finished(self, request: Any, blocks: Sequence[int]) -> bool:
         """A request has ended. Returns whether its blocks must be held until the workers say that all is stored."""
