@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -55,9 +55,30 @@ def as_documented(world: World) -> tuple[dict[str, str], list[str]]:
     return {"POLARKV_CONNECTION": folder, "POLARKV_CHUNK_TOKENS": str(CHUNK)}, words[3:]
 
 
+class Server(NamedTuple):
+    """One that is starting, or has started."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def wait(self) -> None:
+        """Wait until it serves, and have it do its first work."""
+        wait_until(self._serves, "the server", START_S, 0.2)
+        ask(self.url, WARM_UP)
+
+    def _serves(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/health", timeout=5).is_success
+        return False
+
+
 @contextlib.contextmanager
-def server(environment: Environment, model: Path, told: tuple[dict[str, str], list[str]], log: Path) -> Iterator[str]:
-    """A server in a process of its own; where it listens."""
+def server(
+    environment: Environment, model: Path, told: tuple[dict[str, str], list[str]], log: Path
+) -> Iterator[Server]:
+    """A server in a process of its own, that has begun to start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -72,18 +93,8 @@ def server(environment: Environment, model: Path, told: tuple[dict[str, str], li
     ]  # fmt: skip
     with log.open("wb") as output:
         started = subprocess.Popen(command, env=variables, stdout=output, stderr=output, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
     try:
-
-        def serves() -> bool:
-            assert started.poll() is None, log.read_text(errors="replace")[-6000:]
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{url}/health", timeout=5).is_success
-            return False
-
-        wait_until(serves, "the server", START_S, 0.2)
-        ask(url, WARM_UP)
-        yield url
+        yield Server(started, f"http://127.0.0.1:{port}", log)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
@@ -121,13 +132,18 @@ def test_a_new_server_answers_sooner_with_the_same_text(
     engine_environment: Callable[[str], Environment], models: Path, world: World, tmp_path: Path
 ) -> None:
     environment, model = engine_environment("vllm"), models / "llama-100m"
-    with server(environment, model, as_injected(world), tmp_path / "cold.log") as url:
-        cold = [ask(url, one) for one in PROMPTS]
+    with (
+        # They start side by side: neither has anything of the other's but by the cache.
+        server(environment, model, as_injected(world), tmp_path / "cold.log") as before,
+        server(environment, model, as_documented(world), tmp_path / "warm.log") as fresh,
+    ):
+        before.wait()
+        fresh.wait()
+        cold = [ask(before.url, one) for one in PROMPTS]
         chunks = len(PROMPTS) * (3000 // CHUNK)
-        wait_until(lambda: of(metrics(url), "vllm:polarkv_store_chunks_total", "stored") >= chunks, "the stores")
-    with server(environment, model, as_documented(world), tmp_path / "warm.log") as url:
-        warm = [ask(url, one) for one in PROMPTS]
-        found: dict[str, Any] = metrics(url)
+        wait_until(lambda: of(metrics(before.url), "vllm:polarkv_store_chunks_total", "stored") >= chunks, "the stores")
+        warm = [ask(fresh.url, one) for one in PROMPTS]
+        found: dict[str, Any] = metrics(fresh.url)
     cold_s, warm_s = (statistics.median(seconds for seconds, _ in each) for each in (cold, warm))
     print(f"first token: cold {cold_s:.2f} s, with the cache {warm_s:.2f} s, {warm_s / cold_s:.3f} of it")
     parts = {name: of(found, f"vllm:polarkv_{name}_seconds_sum") for name in ("lookup", "load")}
