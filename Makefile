@@ -25,7 +25,7 @@ test: lint ## Lint, then the unit, tidy, contract, local, model and sim suites (
 	@scripts/suites.sh $(ARGS)
 
 test-model: venv ## Search small worlds of the manager's core and of the operator's plans exhaustively, larger ones at random
-	$(PYTEST) tests/model tests/operator/test_plan_world.py $(ARGS)
+	@scripts/model_suites.sh $(ARGS)
 
 test-sim: venv ## Simulate whole traces: hit rates to the block, the article's clusters, the running system
 	$(PYTEST) tests/sim $(ARGS)
