@@ -8,26 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.engines.support.environments import Environment
+from tests.engines.support.guides import block, command
 from tests.engines.support.interfaces import differences_in
 from tests.local.support.world import World, running
 
 pytestmark = pytest.mark.timeout(180)
 MODULE = "tests.engines.support.lmcache_interface"
-CONFIGURATION = """
-chunk_size: 256
-local_cpu: false
-max_local_cpu_size: 0.1
-remote_url: "plugin://polarkv"
-remote_storage_plugins: ["polarkv"]
-remote_serde: "naive"
-extra_config:
-  remote_storage_plugin.polarkv.module_path: polarkv_client.connectors.lmcache
-  remote_storage_plugin.polarkv.class_name: PolarKVAdapter
-  remote_storage_plugin.polarkv.patience: 0
-  remote_storage_plugin.polarkv.{setting}
-"""
+# As the guide says, and what is the tests' own: less memory than by default, none of it a cache; a busy machine.
+OWN = {"local_cpu": False, "max_local_cpu_size": 0.1}
+PREFIX = "remote_storage_plugin.polarkv."
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +29,27 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture
-def check(engine_environment: Callable[[str], Environment], tmp_path: Path) -> Callable[[str], str]:
-    """Return a function: what LMCache's check prints, with one setting of the plug-in."""
+def check(engine_environment: Callable[[str], Environment], tmp_path: Path) -> Callable[..., str]:
+    """Return a function: what LMCache's check prints, with settings of the plug-in beside the guide's."""
     environment = engine_environment("lmcache")
+    line = command("lmcache", "lmcache.v1.basic_check")
+    assert line.words[:2] == ["python", "-m"]
 
-    def run(setting: str) -> str:
-        path = tmp_path / "lmcache.yaml"
-        path.write_text(CONFIGURATION.format(setting=setting))
-        command = [str(environment.python), "-m", "lmcache.v1.basic_check", "--mode", "test_remote", "--model", "model"]
+    def run(**settings: object) -> str:
+        path = tmp_path / line.variables["LMCACHE_CONFIG_FILE"]
+        configuration = {**yaml.safe_load(block("lmcache", "yaml")), **OWN}
+        configuration["extra_config"] |= {f"{PREFIX}{name}": value for name, value in settings.items()}
+        path.write_text(yaml.safe_dump(configuration))
         variables = environment.variables(LMCACHE_CONFIG_FILE=str(path), PYTHONHASHSEED="0")
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=150, check=False)
+        words = [str(environment.python), *line.words[1:]]
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=150, check=False)
         return done.stdout + done.stderr
 
     return run
 
 
-def test_its_own_check_passes(check: Callable[[str], str], world: World) -> None:
-    printed = check(f"connection: {world.cluster.connection}")
+def test_its_own_check_passes(check: Callable[..., str], world: World) -> None:
+    printed = check(connection=str(world.cluster.connection), patience=0)
 
     # What is not there is not found; what was put is found, and its bytes are right.
     assert re.findall(r"(\d+)/5\D* passed", printed) == ["5"] * 5, printed[-6000:]
@@ -61,8 +57,8 @@ def test_its_own_check_passes(check: Callable[[str], str], world: World) -> None
     assert len(list(world.entries())) == 5
 
 
-def test_a_wrong_setting_is_named_in_the_log(check: Callable[[str], str]) -> None:
-    printed = check("load_deadline: 3")
+def test_a_wrong_setting_is_named_in_the_log(check: Callable[..., str], world: World) -> None:
+    printed = check(connection=str(world.cluster.connection), load_deadline=3)
     assert "load_deadline='…': there is no such setting; did you mean load_deadline_ms?" in printed
 
 

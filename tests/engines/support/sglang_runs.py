@@ -10,11 +10,10 @@ from typing import Any
 
 from tests.engines.support.engine_process import CORES, EngineProcess, Nursery
 from tests.engines.support.environments import Environment
+from tests.engines.support.guides import command
 from tests.local.support.world import World
 
-PAGE_TOKENS = 64
 PROMPT_TOKENS = 520
-CACHED = PROMPT_TOKENS // PAGE_TOKENS * PAGE_TOKENS
 PROMPTS = 16  # as many have known answers
 TOKENS = 12  # of an answer
 Start = Callable[..., AbstractContextManager[EngineProcess]]
@@ -22,16 +21,19 @@ _MODULE = "tests.engines.support.sglang_engine"
 CPU = Path(__file__).parent / "sglang_cpu"
 # By layout of the host pool: the way of copying that SGLang has for it.
 IO_BACKENDS = {"page_first": "kernel", "page_first_direct": "direct", "layer_first": "direct"}
+# As the guide says: its flags, with what is the test's own in the place of MODEL and .polarkv.
+DOCUMENTED = command("sglang", "sglang.launch_server").flags()
+PAGE_TOKENS = int(DOCUMENTED["page_size"])
 EXTRA = {
-    "backend_name": "polarkv",
-    "module_path": "polarkv_client.connectors.sglang",
-    "class_name": "PolarKVStorage",
-    "interface_v1": 1,
+    **json.loads(DOCUMENTED["hicache_storage_backend_extra_config"]),
     # Deterministic: a busy machine answers late, and a load that was given up is a miss.
     "patience": 0,
     # The engine's own: prompts shorter than this are not looked up.
     "prefetch_threshold": PAGE_TOKENS,
 }
+
+
+CACHED = PROMPT_TOKENS // PAGE_TOKENS * PAGE_TOKENS
 
 
 def settings(model: Path, extra: dict[str, Any] | None, layout: str = "page_first", **more: Any) -> dict[str, Any]:
@@ -44,8 +46,9 @@ def settings(model: Path, extra: dict[str, Any] | None, layout: str = "page_firs
     }  # fmt: skip
     if extra is not None:
         chosen |= {
-            "enable_hierarchical_cache": True, "hicache_ratio": 2.0, "hicache_mem_layout": layout,
-            "hicache_io_backend": IO_BACKENDS[layout], "hicache_storage_backend": "dynamic",
+            "enable_hierarchical_cache": DOCUMENTED["enable_hierarchical_cache"] == "true",
+            "hicache_ratio": 2.0, "hicache_mem_layout": layout,
+            "hicache_io_backend": IO_BACKENDS[layout], "hicache_storage_backend": DOCUMENTED["hicache_storage_backend"],
             # Deterministic: what storage has is waited for.
             "hicache_storage_prefetch_policy": "wait_complete",
             "hicache_storage_backend_extra_config": json.dumps({**EXTRA, **extra}),

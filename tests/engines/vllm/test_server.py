@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 import statistics
@@ -21,6 +20,7 @@ import pytest
 from polarkv_client.config import load_config
 from polarkv_operator.resources.engine_arguments import Engine, arguments
 from tests.engines.support.environments import Environment
+from tests.engines.support.guides import command
 from tests.engines.support.vllm_runs import PATIENT, ROOT
 from tests.local.support.world import World, running
 from tests.support.waiting import wait_until
@@ -47,12 +47,11 @@ def as_injected(world: World) -> tuple[dict[str, str], list[str]]:
 
 def as_documented(world: World) -> tuple[dict[str, str], list[str]]:
     """Variables and arguments of the line in docs/engines/vllm.md, with this cluster's folder."""
-    page = (ROOT / "docs/engines/vllm.md").read_text(encoding="utf-8")
-    block = page.partition("```bash\n")[2].partition("```")[0]
-    words = shlex.split(block.partition("POLARKV_CONNECTION=.polarkv ")[2])
-    assert words[:3] == ["vllm", "serve", "MODEL"]
+    line = command("vllm", "vllm")
+    assert line.words[:3] == ["vllm", "serve", "MODEL"]
+    assert line.variables == {"POLARKV_CONNECTION": ".polarkv"}
     folder = str(world.cluster.connection.parent)
-    return {"POLARKV_CONNECTION": folder, "POLARKV_CHUNK_TOKENS": str(CHUNK)}, words[3:]
+    return {"POLARKV_CONNECTION": folder, "POLARKV_CHUNK_TOKENS": str(CHUNK)}, line.words[3:]
 
 
 class Server(NamedTuple):
