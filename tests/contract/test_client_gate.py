@@ -115,7 +115,7 @@ def test_an_engine_with_keys_of_its_own_is_told_of_no_prefix_that_is_sooner_comp
 def test_what_a_load_was_measured_to_take_opens_the_gate_to_an_engine_with_keys_of_its_own(
     manager: SmallManager, tmp_path: Path
 ) -> None:
-    # By the calibration a load takes for ever; a real one takes far less than 40 minutes, in which 4 tokens are computed.
+    # By the calibration a load takes for ever; a real one far less than the 40 minutes in which 12 tokens are computed.
     with by_keys(manager, tmp_path, Calibration("", "", 0.005, 1e-6, 1e-6, 1e-6)) as chunks:
         while not chunks.match(KEYS).chunks:
             pass
