@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import NamedTuple
 
 _HIGHEST_PORT = 65_535
@@ -49,6 +50,7 @@ def parse_rdma_endpoint(value: str) -> RdmaEndpoint:
         device, _, address = text.partition("@")
         if not device or not address:
             raise ValueError("use rdma://HOST:PORT/DEVICE@ADDRESS,…")
+        ipaddress.ip_address(address)
         ports.append(RdmaPort(device, address))
     return RdmaEndpoint(f"tcp://{peer}", tuple(ports))
 

@@ -105,6 +105,9 @@ def test_every_error_crosses_the_wire_as_one_of_the_tree(kind: type[errors.Polar
     _, _, _, status = decode_head(raw[: HEAD.size])
     with pytest.raises(errors.PolarKVError) as caught:
         wire.raise_failure(wire.Frame(Op.EXISTS, 1, status, raw[HEAD.size :]))
+    if isinstance(error, errors.Unavailable):
+        assert type(caught.value) is errors.Unavailable
+        assert str(caught.value) == str(error)
     if status not in (Status.INTERNAL, Status.CONFIGURATION):
         assert isinstance(error, type(caught.value))
         assert str(caught.value) == str(error)

@@ -61,6 +61,7 @@ _STATUS_BY_ERROR: tuple[tuple[type[BaseException], Status], ...] = (
     (errors.Refused, Status.REFUSED),
     (errors.Damaged, Status.DAMAGED),
     (errors.ConfigurationError, Status.CONFIGURATION),
+    (errors.Unavailable, Status.INTERNAL),  # as which it arrives; its text is made for people
 )
 Message = TypeVar("Message")
 _encoder = msgspec.msgpack.Encoder()

@@ -35,7 +35,7 @@ from polarkv_client.protocol.messages import (
     RdmaRenew,
 )
 from polarkv_client.protocol.wire import Frame, decode_body, encode_failure, encode_frame
-from polarkv_client.transport.verbs import bindings, devices, seam
+from polarkv_client.transport.verbs import bindings, devices, neighbours, seam
 from polarkv_client.transport.verbs.seam import Access
 from polarkv_dataplane.runtime.counters import Counters, labelled
 from polarkv_dataplane.runtime.stream import read_frame, set_send_timeout, wait_readable
@@ -45,6 +45,7 @@ from polarkv_dataplane.slab.settings import SlabSettings
 
 _REGION_BYTES = 1 << 30  # registered at once; a stop is looked at in between
 _MOST_LANES = 64  # of one session
+_CONNECT_S = 5.0  # the kernel gives an address up after one
 # Of the quarantine, so long may pass until a silent client's queue pairs are destroyed: the rest is for doing it.
 SESSION_SHARE = 0.75
 LEAST_SESSION_S = 0.1
@@ -92,8 +93,9 @@ class _Device:
             self._registered.append(region)
             self.regions.append(RdmaRegion(offset, size_bytes, address + offset, region.rkey))
 
-    def pair(self, theirs: QueuePair, access: Access) -> tuple[seam.Pair, QueuePair]:
-        """A queue pair joined to a client's. Raises Unavailable."""
+    def pair(self, theirs: QueuePair, access: Access, deadline: float) -> tuple[seam.Pair, QueuePair]:
+        """A queue pair joined to a client's. Raises Unavailable, also when nobody is found at its address in time."""
+        neighbours.reach(self.seen.name, self.gid.number, theirs.gid, deadline)
         pair = self.device.pair(self.completions, devices.PORT, 1)
         try:
             mine = self.device.describe(pair, devices.PORT, self.gid.raw)
@@ -126,7 +128,7 @@ class _Session:
         """How many queue pairs there are."""
         return len(self._lanes)
 
-    def connect(self, request: RdmaConnect) -> RdmaConnected:
+    def connect(self, request: RdmaConnect, deadline: float) -> RdmaConnected:
         """One more. Raises Refused, Unauthorized, ProtocolError, Unavailable."""
         path = self._path
         grant = path.gate.admit(request.grant, None)
@@ -137,7 +139,7 @@ class _Session:
         access = Access.REMOTE_READ
         if grant.access == GrantAccess.WRITE:
             access |= Access.REMOTE_WRITE
-        pair, mine = device.pair(request.pair, access)
+        pair, mine = device.pair(request.pair, access, deadline)
         with self._lock:
             if not self._ended:
                 lane, self._next = self._next, self._next + 1
@@ -334,8 +336,12 @@ class RdmaPath:
     def _answer(self, frame: Frame, session: _Session, ends_at: float) -> bytes:
         try:
             if frame.op == Op.SLAB_RDMA_CONNECT:
+                # An address that nobody answers for must not cost the client the queue pairs that it has: in half of
+                # the time that is left it hears of it, in the other half it can renew.
+                now = time.monotonic()
+                deadline = now + min(_CONNECT_S, (ends_at - now) / 2 if session.count else _CONNECT_S)
                 with _ended_at(ends_at, session):
-                    answer: object = session.connect(decode_body(frame.body, RdmaConnect))
+                    answer: object = session.connect(decode_body(frame.body, RdmaConnect), deadline)
             elif frame.op == Op.SLAB_RDMA_RENEW:
                 answer = Empty()
             else:

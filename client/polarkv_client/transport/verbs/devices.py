@@ -88,6 +88,17 @@ def pick_gid(device: Seen, index: int | None) -> Gid:
     )
 
 
+def is_infiniband(name: str, sysfs: Path = SYSFS) -> bool:
+    """Whether a device's link is InfiniBand's: its addresses are local identifiers, which nobody need be asked for."""
+    return read_text(sysfs / "class" / "infiniband" / name / "ports" / str(PORT) / "link_layer") == "InfiniBand"
+
+
+def raw_gid(address: str) -> bytes:
+    """The GID (16 bytes) that stands for an IP address, as :attr:`Gid.text` writes it. Raises ValueError."""
+    parsed = ipaddress.ip_address(address)
+    return parsed.packed if parsed.version == 6 else _MAPPED + parsed.packed
+
+
 def interfaces(name: str, sysfs: Path = SYSFS) -> list[str]:
     """The network interfaces that a device's addresses are of."""
     folder = sysfs / "class" / "infiniband" / name / "ports" / str(PORT) / "gid_attrs" / "ndevs"

@@ -18,7 +18,7 @@ from typing import Protocol
 from polarkv_client import errors
 from polarkv_client.endpoints import RdmaPort
 from polarkv_client.protocol.messages import QueuePair
-from polarkv_client.transport.verbs import bindings, devices, seam
+from polarkv_client.transport.verbs import bindings, devices, neighbours, seam
 from polarkv_client.transport.verbs.registrations import Registrations
 
 
@@ -54,6 +54,10 @@ class LocalDevice:
             Unavailable: its port is down.
         """
         return self.device.describe(pair, self.port_number, self.gid.raw)
+
+    def reach(self, towards: bytes, deadline: float) -> None:
+        """See :func:`neighbours.reach`, from this device's address."""
+        neighbours.reach(self.name, self.gid.number, towards, deadline)
 
     def hold(self, made: Closes) -> None:
         """Something was made of it that lives until :meth:`let_go`. Raises Unavailable: it has been closed."""

@@ -20,6 +20,7 @@ from polarkv_client.protocol import wire
 from polarkv_client.protocol.grants import Access
 from polarkv_client.protocol.messages import Empty, Op, RdmaConnect, RdmaConnected, RdmaRenew
 from polarkv_client.transport.base import HeldGrant
+from polarkv_client.transport.verbs import devices
 from polarkv_client.transport.verbs.lane import Lane
 from polarkv_client.transport.verbs.local import LocalDevice
 from polarkv_client.transport.verbs.moves import Piece
@@ -59,6 +60,9 @@ class Session:
         Raises:
             Refused, Unauthorized: the slab server says no. Unavailable, DeadlineExceeded, ProtocolError: it failed.
         """
+        # Before the slab server is asked: its connection has to wait for the answer, and renewals with it.
+        towards = devices.raw_gid(port.address)
+        device.reach(towards, deadline)
         lane: MovingLane = Lane.make(device)
         theirs: list[int] = []
         try:
@@ -67,6 +71,8 @@ class Session:
             with self._turn(deadline):
                 answer = self._connection.call(Op.SLAB_RDMA_CONNECT, request, RdmaConnected, deadline)
             theirs.append(answer.lane)
+            if answer.pair.gid != towards:
+                device.reach(answer.pair.gid, deadline)
             lane.connect(mine, answer, can_write=grant.body.access == Access.WRITE)
             self._begin(lane, answer.session_ms)
         except BaseException:
