@@ -128,6 +128,27 @@ def test_without_a_binding_it_is_said_what_to_install(monkeypatch: pytest.Monkey
         local.open()
 
 
+def test_a_device_whose_port_has_gone_down_is_not_offered_until_it_is_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gid = devices.Gid(1, devices.raw_gid("10.0.0.1"), "RoCE v2")
+    states = {"a": "active", "b": "active"}
+    monkeypatch.setattr(
+        devices, "seen", lambda _index=None: [devices.Seen(*each, "Ethernet", (gid,), "") for each in states.items()]
+    )
+    monkeypatch.setattr(bindings, "need", lambda _wanted: FakeBinding(FakeDevice("a"), FakeDevice("b")))
+    local = LocalDevices()
+    both = local.open()
+    states["b"] = "down"
+    assert local.open() == both[:1]
+    states["a"] = "down"
+    with pytest.raises(errors.Unavailable, match="a: its port is down; b: its port is down"):
+        local.open()
+    states |= {"a": "active", "b": "active"}
+    assert local.open() == both
+    local.close()
+
+
 def test_a_machine_without_devices_says_so() -> None:
     if devices.seen():
         pytest.skip("this machine has RDMA devices")

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import numpy as np
@@ -179,6 +179,36 @@ def test_rails_follow_a_device_that_was_opened_anew(monkeypatch: pytest.MonkeyPa
     assert [device for device, _ in transport._rails] == [after]
     for device in (before, after):
         device.release()
+
+
+def test_a_rail_that_cannot_be_connected_is_left_out_and_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Lasting:
+        ended = ""
+        asked: ClassVar[list[str]] = []
+
+        def connect(self, device: LocalDevice, port: RdmaPort, *_: object) -> str:
+            self.asked.append(port.device)
+            if port.device == "dead":
+                raise seam.VerbsError("10.0.1.2 cannot be sent to", 110)
+            return port.device
+
+    node = cast(NodeInfo, SimpleNamespace(name="node-0", rdma="rdma://10.0.1.1:7/x@10.0.1.1"))
+    transport = rdma.RdmaTransport(node, LocalDevices(), 1, 1.0)
+    device, session = local_of(FakeDevice()), cast(Session, Lasting())
+    good, dead = (device, RdmaPort("good", "10.0.1.1")), (device, RdmaPort("dead", "10.0.1.2"))
+    transport._rails = [good, dead]
+    assert [transport._connect_rail(session, GRANT, soon()) for _ in range(4)] == ["good"] * 4
+    assert Lasting.asked == ["good", "dead", "good", "good", "good"]
+    transport._resting[dead] = 0.0  # it has rested: it is tried again
+    assert [transport._connect_rail(session, GRANT, soon()) for _ in range(2)] == ["good"] * 2
+    assert Lasting.asked[5:] in (["good", "dead", "good"], ["dead", "good", "good"])
+    transport._rails = [dead]  # the only one is tried each time
+    for _ in range(2):
+        with pytest.raises(errors.Unavailable, match="cannot be sent to"):
+            transport._connect_rail(session, GRANT, soon())
+    device.release()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from polarkv_client.protocol.grants import Access
 from polarkv_client.protocol.messages import Op, QueuePair, RdmaConnect, RdmaConnected
 from polarkv_client.transport.verbs import devices
 from polarkv_client.transport.verbs.local import LocalDevices
-from tests.contract.peers import Bench, OwnDevices, soon
+from tests.contract.peers import Bench, OwnDevices, payload, picks, soon
 from tests.support.guest import SLOWNESS
 from tests.support.slab_process import SlabProcess, start_slab
 from tests.support.waiting import wait_until
@@ -132,3 +132,25 @@ def test_a_slab_server_at_such_an_address_stops_nobody_in_the_client(slab: SlabP
         bench.transport.reach(grant, soon(0.1))
     assert time.monotonic() - begin < 0.8 * SLOWNESS
     bench.transport.close()
+
+
+def test_a_dead_rail_ends_neither_the_session_nor_a_call(slab: SlabProcess) -> None:
+    """Two ways to one slab server, one of them to an address that nobody has."""
+    info = msgspec.structs.replace(slab.info, rdma=f"{slab.info.rdma},rxe0@{NOBODY}")
+    transport = OwnDevices(info, LocalDevices(("rxe1",)))
+    bench = Bench(slab, transport)
+    chunks = [payload(70_000, seed) for seed in range(3)]
+    stored = [bench.store([chunk], seed)[0] for seed, chunk in enumerate(chunks)]
+    session = transport._session
+    assert session is not None
+    grant = bench.grant(Access.READ, stored)
+    with ExitStack() as held:  # lanes of both rails, if there were two
+        for _ in range(3):
+            held.enter_context(transport._lane(grant, soon()))
+    assert [port.address for _, port in transport._resting] == [NOBODY]
+    targets = [bytearray(70_000) for _ in chunks]
+    assert transport.read(grant, picks(stored, targets), soon()) == [None] * len(chunks)
+    assert targets == chunks
+    assert transport._session is session
+    assert not session.ended
+    transport.close()

@@ -5,6 +5,7 @@ Fencing, ordering and recovery are argued in docs/design/rdma.md.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from polarkv_client.transport.verbs.moves import Read, Write
 from polarkv_client.transport.verbs.session import MovingLane, Session
 
 _MOST_LANES = 16  # of each kind, over all rails
+_REST_S = 5.0  # for which a rail that could not be connected is left out, where there are others
+_log = logging.getLogger(__name__)
 
 
 class RdmaTransport(Transport):
@@ -43,6 +46,7 @@ class RdmaTransport(Transport):
         self._lost: dict[bool, int] = {False: 0, True: 0}  # that failed and have no successor yet
         self._shown: dict[bool, HeldGrant] = {}  # the last grant of each kind
         self._next_rail = 0
+        self._resting: dict[tuple[LocalDevice, RdmaPort], float] = {}  # rails that failed, and until when
         self._closed = False
 
     def reach(self, grant: HeldGrant, scope: Scope) -> None:
@@ -165,11 +169,8 @@ class RdmaTransport(Transport):
         found = self._devices.open()  # the first time it loads a library
         deadline = min(scope.deadline, time.monotonic() + self._connect_timeout_s)
         session = self._open_session(found, deadline)
-        with self._lock:
-            device, port = self._rails[self._next_rail % len(self._rails)]
-            self._next_rail += 1
         try:
-            lane = session.connect(device, port, grant, deadline)
+            lane = self._connect_rail(session, grant, deadline)
         except errors.Unavailable:
             if not again or not session.ended:
                 raise
@@ -179,6 +180,29 @@ class RdmaTransport(Transport):
                 return lane
         lane.close()
         raise errors.Unavailable(f"the transport to {self.node.name} is closed, or its session has ended")
+
+    def _connect_rail(self, session: Session, grant: HeldGrant, deadline: float) -> MovingLane:
+        """A lane of the next rail, or of one after it where that cannot be connected; it is then left out for a while.
+
+        Raises as :meth:`Session.connect`, what the last of them said.
+        """
+        now = time.monotonic()
+        with self._lock:
+            first, self._next_rail = self._next_rail, self._next_rail + 1
+            turned = [self._rails[(first + place) % len(self._rails)] for place in range(len(self._rails))]
+            chosen = [rail for rail in turned if self._resting.get(rail, now) <= now] or turned
+        for rail in chosen:
+            try:
+                lane = session.connect(*rail, grant, deadline)
+            except errors.Unavailable as error:
+                if session.ended or rail is chosen[-1] or time.monotonic() >= deadline:
+                    raise
+                with self._lock:
+                    self._resting[rail] = time.monotonic() + _REST_S
+                _log.info("%s: %s does without one of its rails for a while: %s", self.node.name, rail[0].name, error)
+            else:
+                return lane
+        raise errors.Unavailable(f"there is no rail to {self.node.name}")
 
     def _open_session(self, found: Sequence[LocalDevice], deadline: float) -> Session:
         if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -196,7 +220,7 @@ class RdmaTransport(Transport):
             with self._lock:
                 closed = self._closed
                 if not closed:
-                    self._rails, self._session = rails, made
+                    self._rails, self._session, self._resting = rails, made, {}
                     self.parallelism = self._lanes_a_rail * len(rails)
             if closed:
                 made.close()

@@ -165,18 +165,17 @@ class LocalDevices:
                 raise errors.Unavailable("this machine has no RDMA device")
             binding = bindings.need(self._wanted)
             self.binding = f"{binding.name} {binding.version}"
-            reasons = []
+            reasons, found = [], []
             for name in self._names or sorted(seen):
                 try:
-                    self._open(binding, name, seen.get(name))
-                except errors.Unavailable as error:
+                    found.append(self._open(binding, name, seen.get(name)))
+                except errors.Unavailable as error:  # one that is open stays so: its port may come up again
                     reasons.append(str(error))
-            found = [self._opened[name] for name in self._names or sorted(seen) if name in self._opened]
         if not found:
             raise errors.Unavailable("; ".join(reasons))
         return found
 
-    def _open(self, binding: seam.Binding, name: str, seen: devices.Seen | None) -> None:
+    def _open(self, binding: seam.Binding, name: str, seen: devices.Seen | None) -> LocalDevice:
         if seen is None:
             raise errors.Unavailable(f"{name}: there is no such device")
         if seen.state != devices.ACTIVE:
@@ -184,10 +183,11 @@ class LocalDevices:
         gid = devices.pick_gid(seen, self._gid_index)
         old = self._opened.get(name)
         if old is not None and old.gid == gid:
-            return
-        self._opened[name] = LocalDevice(binding.open(name), gid, self._registered_bytes)
+            return old
+        made = self._opened[name] = LocalDevice(binding.open(name), gid, self._registered_bytes)
         if old is not None:  # its address has changed
             old.release()
+        return made
 
     def sweep(self, now: float) -> None:
         """Let go of registrations that nobody has used for a while."""
