@@ -119,18 +119,19 @@ class Engine:
         return counts
 
     def profile(self, prompts: list[list[int]]) -> dict[str, float]:
-        """The connector's own CPU seconds for each of these prompts: in the engine's calls, and in the client's."""
-        from polarkv_client.client import Operations
+        """The connector's own CPU seconds for each of these prompts: in the engine's calls, and on its own threads."""
         from polarkv_client.connectors.vllm.connector import PolarKVConnector
 
-        spent = {"calls": 0.0, "transfers": 0.0}
-        for kind, where in (("calls", PolarKVConnector), ("transfers", Operations)):
-            for name, method in list(vars(where).items()):
-                if callable(method) and not name.startswith("__") and name not in {"scope", "connect", "close"}:
-                    self._patch(where, name, _timed(method, spent, kind))
+        spent = {"calls": 0.0}
+        for name, method in list(vars(PolarKVConnector).items()):
+            if callable(method) and not name.startswith("__"):
+                self._patch(PolarKVConnector, name, _timed(method, spent, "calls"))
+        before = _own_threads()
         answers = [self.generate([one]) for one in prompts]
         self.mend()
-        found = {name: seconds / len(prompts) for name, seconds in spent.items()}
+        self.reset()  # what is still being stored belongs to these prompts
+        threads = sum(seconds - before.get(thread, 0.0) for thread, seconds in _own_threads().items())
+        found = {"calls": spent["calls"] / len(prompts), "threads": threads / len(prompts)}
         return {**found, "cached_tokens": sum(answer["cached"][0] for answer in answers) / len(prompts)}
 
     def preemptions(self) -> int:
@@ -240,6 +241,12 @@ def _timed(method: Any, spent: dict[str, float], kind: str) -> Any:
             spent[kind] += time.thread_time() - began
 
     return timed
+
+
+def _own_threads() -> dict[int, float]:
+    """CPU seconds of each thread that the connector and its client have made: lookups, moves, copies, upkeep."""
+    own = [each for each in threading.enumerate() if each.name.startswith("polarkv-") and each.ident is not None]
+    return {each.ident: time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in own if each.ident}
 
 
 _INSIDE = threading.local()
