@@ -20,6 +20,7 @@ _SCOPED = {
     ),
     Where.RELEASE: ("Role", "{{ .Release.Namespace | quote }}"),
     Where.EVERYWHERE: ("ClusterRole", ""),
+    Where.CLUSTERWIDE: ("ClusterRole", ""),
 }
 
 
@@ -27,11 +28,20 @@ def render() -> str:
     """The whole text."""
     parts = [_HEAD]
     for holder in Holder:
-        documents = "".join(f"---\n{text}" for where in Where if (text := _pair(holder, where)))
+        documents = "".join(_documents(holder, where) for where in Where)
         if holder is Holder.WEBHOOK:
             documents = f"{{{{- if .Values.webhook.enabled }}}}\n{documents}{{{{- end }}}}\n"
         parts.append(documents)
     return "".join(parts)
+
+
+def _documents(holder: Holder, where: Where) -> str:
+    text = _pair(holder, where)
+    if not text:
+        return ""
+    if where is Where.CLUSTERWIDE:
+        return f"{{{{- if not .Values.watchNamespace }}}}\n---\n{text}{{{{- end }}}}\n"
+    return f"---\n{text}"
 
 
 def _pair(holder: Holder, where: Where) -> str:

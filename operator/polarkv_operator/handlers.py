@@ -42,6 +42,8 @@ class Handlers:
         """Begin."""
         settings.posting.enabled = False  # Events are the executor's
         settings.peering.standalone = True  # the Lease says who acts
+        # Told its one namespace, kopf would ask for all of them first, and be refused for a minute before it began.
+        settings.scanning.disabled = bool(self._operator.settings.watch_namespace)
         settings.watching.server_timeout = 240
         settings.watching.client_timeout = 300
         self._operator.start()

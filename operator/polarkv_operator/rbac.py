@@ -9,7 +9,6 @@ from polarkv_operator.api.cluster import GROUP, PLURAL
 from polarkv_operator.resources import render
 
 _READ = ("get", "list", "watch")
-_OWN = (*_READ, "create", "patch", "delete")
 
 
 class Holder(StrEnum):
@@ -25,6 +24,7 @@ class Where(StrEnum):
     CLUSTERS = "clusters"  # wherever clusters are looked after: everywhere, or in one namespace
     RELEASE = "release"  # the namespace of the release
     EVERYWHERE = "everywhere"  # things without a namespace
+    CLUSTERWIDE = "clusterwide"  # such things, where clusters are looked after in all namespaces
 
 
 class Named(StrEnum):
@@ -53,29 +53,35 @@ def plural(kind: str) -> str:
     return f"{low[:-1]}ies" if low.endswith("y") else f"{low}s"
 
 
+def _verbs(kind: str) -> tuple[str, ...]:
+    """What is done with a kind of child."""
+    # Whether there are PodMonitors is seen at each look; they are not watched.
+    read = ("get", "list") if kind == "PodMonitor" else _READ
+    return (*read, "create", "patch", *(() if kind in render.KEPT_KINDS else ("delete",)))
+
+
 def _children() -> tuple[Right, ...]:
     """What clusters consist of, by the builders' own list."""
-    groups: dict[str, list[str]] = {}
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for api_version, kind in render.KINDS:
-        group = api_version.rpartition("/")[0]
-        groups.setdefault(group, []).append(plural(kind))
+        found.setdefault((api_version.rpartition("/")[0], _verbs(kind)), []).append(plural(kind))
     return tuple(
-        Right(Holder.OPERATOR, Where.CLUSTERS, group, tuple(resources), _OWN, "what clusters consist of")
-        for group, resources in groups.items()
+        Right(Holder.OPERATOR, Where.CLUSTERS, group, tuple(resources), verbs, "what clusters consist of")
+        for (group, verbs), resources in found.items()
     )
 
 
 RIGHTS = (
-    Right(Holder.OPERATOR, Where.CLUSTERS, GROUP, (PLURAL,), (*_READ, "patch"), "to see what is wanted"),
-    Right(Holder.OPERATOR, Where.CLUSTERS, GROUP, (f"{PLURAL}/status",), ("get", "patch"), "to say what is there"),
+    Right(Holder.OPERATOR, Where.CLUSTERS, GROUP, (PLURAL,), _READ, "to see what is wanted"),
+    Right(Holder.OPERATOR, Where.CLUSTERS, GROUP, (f"{PLURAL}/status",), ("patch",), "to say what is there"),
     Right(Holder.OPERATOR, Where.CLUSTERS, GROUP, (f"{PLURAL}/finalizers",), ("update",),
           "to own children whose deletion a cluster's waits for"),
     *_children(),
-    Right(Holder.OPERATOR, Where.CLUSTERS, "", ("pods",), (*_READ, "patch", "delete"),
+    Right(Holder.OPERATOR, Where.CLUSTERS, "", ("pods",), ("list", "watch", "patch", "delete"),
           "to note drains at cache nodes, and to replace them when they are drained"),
-    Right(Holder.OPERATOR, Where.CLUSTERS, "", ("events",), ("create", "patch"), "to say what it does"),
-    Right(Holder.OPERATOR, Where.EVERYWHERE, "apiextensions.k8s.io", ("customresourcedefinitions",), _READ,
-          "to see whether PodMonitors can be made"),
+    Right(Holder.OPERATOR, Where.CLUSTERS, "", ("events",), ("create",), "to say what it does"),
+    Right(Holder.OPERATOR, Where.CLUSTERWIDE, "apiextensions.k8s.io", ("customresourcedefinitions",), ("list", "watch"),
+          "kopf looks there for the resources that it is to follow"),
     Right(Holder.OPERATOR, Where.RELEASE, "coordination.k8s.io", ("leases",), ("get", "create", "update"),
           "so that one operator acts at a time"),
     Right(Holder.WEBHOOK, Where.CLUSTERS, GROUP, (PLURAL,), ("get",), "to read what a labelled pod asks for"),

@@ -19,18 +19,10 @@ from polarkv_operator.api.schema import custom_resource_definition
 from tests.cluster.support import api_server as api_servers
 from tests.cluster.support.kubectl import Kubectl
 from tests.operator.support import golden
+from tests.operator.support.chart import CHART, NAMESPACE, rendered, table
 
-CHART = golden.ROOT / "charts" / "polarkv"
 PREVIOUS = Path(__file__).parent / "fixtures" / "polarkv-0.1.0.tgz"
-NAMESPACE = "polarkv-system"
 Object = dict[str, Any]
-
-
-def rendered(values: Mapping[str, Any] | None = None, name: str = "cache", namespace: str = NAMESPACE) -> list[Object]:
-    with Chart.load(CHART) as chart:
-        texts = chart.render(dict(values or {}), name=name, namespace=namespace)
-    documents = [each for name, text in texts.items() if name.endswith(".yaml") for each in yaml.safe_load_all(text)]
-    return [each for each in documents if each]
 
 
 def one(kind: str, name: str, values: Mapping[str, Any] | None = None) -> Object:
@@ -145,11 +137,7 @@ def granted(roles: list[Object]) -> set[tuple[str, str, str, str]]:
 def test_roles_are_those_of_the_table(values: Object) -> None:
     objects = rendered(values)
     roles = [each for each in objects if each["kind"] in ("Role", "ClusterRole")]
-    table = {
-        (right.holder.value, right.group, resource, verb)
-        for right in rbac.RIGHTS for resource in right.resources for verb in right.verbs
-    }  # fmt: skip
-    assert granted(roles) == table
+    assert granted(roles) == table(clusterwide=not values)
     bindings = {
         (each["roleRef"]["kind"], each["roleRef"]["name"], each["metadata"].get("namespace"))
         for each in objects if each["kind"].endswith("Binding")
@@ -159,8 +147,8 @@ def test_roles_are_those_of_the_table(values: Object) -> None:
 
 def test_one_namespace_needs_rights_in_one_namespace() -> None:
     roles = [each for each in rendered({"watchNamespace": "inference"}) if each["kind"] == "ClusterRole"]
-    without_namespace = {"customresourcedefinitions", "mutatingwebhookconfigurations"}
-    assert {resource for role in roles for rule in role["rules"] for resource in rule["resources"]} == without_namespace
+    resources = {resource for role in roles for rule in role["rules"] for resource in rule["resources"]}
+    assert resources == {"mutatingwebhookconfigurations"}
     assert environment("operator", {"watchNamespace": "inference"})["POLARKV_OPERATOR_WATCH_NAMESPACE"] == "inference"
 
 

@@ -14,6 +14,7 @@ from polarkv_client.sync import SyncClient
 from polarkv_operator import handlers
 from polarkv_operator.api import parse
 from polarkv_operator.resources import cache_nodes, manager, names, settings
+from polarkv_operator.settings import OperatorSettings
 from polarkv_operator.webhooks.settings import WebhookSettings
 from tests.cluster.support.api_server import free_ports
 from tests.contract.peers import SIZE, chunks
@@ -92,6 +93,7 @@ class Threads:
     def __init__(self) -> None:
         self.alive = True
         self.election = self
+        self.settings = OperatorSettings(image="polarkv:1")
 
     def leads(self) -> bool:
         return True

@@ -30,7 +30,12 @@ AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
-    "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}],
+    "rules": [
+        # What service accounts read, too: it is compared with their rights.
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "Metadata"},
+    ],
 }
 
 
