@@ -60,7 +60,8 @@ def engine(model: Path, **more: Any) -> dict[str, Any]:
 
 def nursery(environment: Environment, log: Path) -> Nursery:
     """Where processes for engines come from; the engines are made by their ``open``."""
-    return Nursery(environment, MODULE, log, (ROOT,), **_VARIABLES)
+    # Its sockets too: engines that are killed leave them behind.
+    return Nursery(environment, MODULE, log, (ROOT,), **_VARIABLES, VLLM_RPC_BASE_PATH=str(log.parent))
 
 
 class Right:

@@ -83,6 +83,7 @@ def server(
         port = free.getsockname()[1]
     variables = environment.variables(
         ROOT, **told[0], VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="0-1",
+        VLLM_RPC_BASE_PATH=str(log.parent),
         POLARKV_LOOKUP_DEADLINE_MS="5000", POLARKV_MANAGER_TIMEOUT_MS="5000", POLARKV_CONNECT_TIMEOUT_MS="5000",
     )  # fmt: skip
     command = [
@@ -128,13 +129,15 @@ def of(found: dict[str, float], name: str, *labels: str) -> float:
 
 
 def test_a_new_server_answers_sooner_with_the_same_text(
-    engine_environment: Callable[[str], Environment], models: Path, world: World, tmp_path: Path
-) -> None:
+    engine_environment: Callable[[str], Environment], models: Path, world: World,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
     environment, model = engine_environment("vllm"), models / "llama-100m"
+    folder = tmp_path_factory.mktemp("server")  # a short name: it has sockets in it
     with (
         # They start side by side: neither has anything of the other's but by the cache.
-        server(environment, model, as_injected(world), tmp_path / "cold.log") as before,
-        server(environment, model, as_documented(world), tmp_path / "warm.log") as fresh,
+        server(environment, model, as_injected(world), folder / "cold.log") as before,
+        server(environment, model, as_documented(world), folder / "warm.log") as fresh,
     ):
         before.wait()
         fresh.wait()
