@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,9 +37,22 @@ def block(engine: str, language: str) -> str:
 
 def command(engine: str, program: str) -> Command:
     """The command in a guide's first block of shell that has ``program`` among its words."""
-    lines = block(engine, "bash").replace("\\\n", " ").splitlines()
-    words = next(split for split in map(shlex.split, lines) if program in split)
+    words = next(words for words in _commands(block(engine, "bash")) if program in words)
     variables: dict[str, str] = {}
     while "=" in words[0]:
         name, _, variables[name] = words.pop(0).partition("=")
     return Command(variables, words)
+
+
+def _commands(script: str) -> Iterator[list[str]]:
+    """The words of each command; a quotation may go over several lines."""
+    begun = ""
+    for line in script.replace("\\\n", " ").splitlines(keepends=True):
+        begun += line
+        try:
+            words = shlex.split(begun)
+        except ValueError:  # within a quotation
+            continue
+        begun = ""
+        if words:
+            yield words
