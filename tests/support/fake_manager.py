@@ -27,6 +27,7 @@ from polarkv_client.protocol.messages import (
 from polarkv_client.protocol.wire import Frame, decode_body, encode_failure, encode_frame
 from polarkv_dataplane.runtime import secrets
 from polarkv_dataplane.runtime.stream import read_frame, wait_readable
+from tests.support.guest import SLOWNESS
 from tests.support.waiting import wait_until
 
 
@@ -96,7 +97,7 @@ class FakeManager:
             f"registration {nth} of a {role} server",
         )
 
-    def grant(self, access: Access, extents: list[Extent], *, deadline_ms: int = 30_000, **changes: int) -> bytes:
+    def grant(self, access: Access, extents: list[Extent], *, deadline_ms: int = 30_000 * SLOWNESS, **changes: int) -> bytes:
         """Sign a grant for the present incarnation; ``deadline_ms`` counts from now."""
         fields = {
             "node": self.number,

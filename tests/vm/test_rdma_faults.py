@@ -285,6 +285,7 @@ def without_locks() -> str:
     return "\n".join([lines[0], *again])
 
 
+@pytest.mark.timeout(180)
 def test_two_hundred_reconnects_leak_nothing(server: SlabProcess) -> None:
     """Queue pairs, registrations, completion queues and domains of the whole kernel; descriptors of both processes."""
     Bench(server, transport(server)).transport.close()
