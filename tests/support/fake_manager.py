@@ -97,7 +97,9 @@ class FakeManager:
             f"registration {nth} of a {role} server",
         )
 
-    def grant(self, access: Access, extents: list[Extent], *, deadline_ms: int = 30_000 * SLOWNESS, **changes: int) -> bytes:
+    def grant(
+        self, access: Access, extents: list[Extent], *, deadline_ms: int = 30_000 * SLOWNESS, **changes: int
+    ) -> bytes:
         """Sign a grant for the present incarnation; ``deadline_ms`` counts from now."""
         fields = {
             "node": self.number,
