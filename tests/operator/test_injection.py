@@ -448,3 +448,22 @@ def test_what_is_no_pod_is_left_alone(document: dict[str, Any], named: str) -> N
 def test_without_metadata_there_is_nowhere_to_say_it() -> None:
     decision = inject({"spec": {"containers": []}}, CONNECTION, SETTINGS)
     assert (decision.patch, decision.reason) == ((), Skip.NOT_READABLE)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, {"cpu": "250m", "memory": "128Mi"}),
+        ({"requests": {"cpu": "8", "memory": "64Gi"}}, {"cpu": "8", "memory": "64Gi"}),
+        ({"limits": {"memory": "1Gi", "nvidia.com/gpu": 8}}, {"cpu": "250m", "memory": "1Gi"}),
+        ({"requests": {"cpu": "100m", "ephemeral-storage": "2Gi"}},
+         {"cpu": "250m", "memory": "128Mi", "ephemeral-storage": "2Gi"}),
+        ({"requests": {"cpu": "many"}, "limits": 7}, {"cpu": "250m", "memory": "128Mi"}),
+    ],
+)  # fmt: skip
+def test_the_init_container_asks_for_no_less_than_the_engine_so_that_a_limit_range_lets_it_pass(
+    given: Any, wanted: Any
+) -> None:
+    document = pod(container("vllm", "serve", "m", resources=given))
+    after = patched(document, inject(document, CONNECTION, SETTINGS))
+    assert after["spec"]["initContainers"][0]["resources"] == {"requests": wanted, "limits": wanted}

@@ -117,7 +117,7 @@ def kept(before: Any, after: Any, path: str = "") -> None:
         if path.endswith("/value"):
             assert after == (f"{before}:" if before else "") + "/polarkv-client/python", path
         elif "/args/" in path or "/command/" in path:
-            assert after.startswith(before.rstrip() + " --"), path
+            assert after.startswith(before.rstrip(" \t\n") + " --"), path
         else:
             assert path == f"/metadata/annotations/{STATUS_ANNOTATION}"
     else:

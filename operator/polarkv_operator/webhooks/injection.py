@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from polarkv_operator.api.quantity import Quantity
 from polarkv_operator.resources.engine_arguments import Engine, arguments
 from polarkv_operator.webhooks import commands, pods, scripts
 from polarkv_operator.webhooks.commands import Addition, Invocation
@@ -248,7 +249,8 @@ def _add_library(edits: Edits, view: Pod, index: int, settings: InjectionSetting
     if not any(volume.name == VOLUME for volume in view.spec.volumes or ()):
         edits.append(("spec", "volumes"), {"name": VOLUME, "emptyDir": {"sizeLimit": settings.volume_limit}})
     if _init_container(view) is None:
-        edits.append(("spec", "initContainers"), init_container(settings, _pod_user(view)))
+        made = init_container(settings, view.spec.containers[index], _pod_user(view))
+        edits.append(("spec", "initContainers"), made)
     if not any(mount.mount_path.rstrip("/") == MOUNT_PATH for mount in view.spec.containers[index].volume_mounts or ()):
         mount = {"name": VOLUME, "mountPath": MOUNT_PATH, "readOnly": True}
         edits.append(("spec", "containers", index, "volumeMounts"), mount)
@@ -263,7 +265,23 @@ def _pod_user(view: Pod) -> int | None:
     return view.spec.security_context.run_as_user if view.spec.security_context else None
 
 
-def init_container(settings: InjectionSettings, pod_user: int | None = None) -> dict[str, Any]:
+def _resources(settings: InjectionSettings, engine: Container) -> dict[str, str]:
+    """What the init container is promised: what it needs, or what the engine's container is, where that is more.
+
+    A LimitRange of the namespace may refuse a container that asks for little, and with it the pod. What the engine's
+    container asks for passes, and costs nothing: the two never run at the same time.
+    """
+    wanted = {"cpu": Quantity.parse(settings.cpu), "memory": Quantity.parse(settings.memory), "ephemeral-storage": None}
+    chosen: dict[str, str] = {}
+    for name, own in wanted.items():
+        theirs = engine.request(name)
+        most = max((one for one in (own, theirs) if one is not None), key=lambda one: one.value, default=None)
+        if most is not None:
+            chosen[name] = str(most)
+    return chosen
+
+
+def init_container(settings: InjectionSettings, engine: Container, pod_user: int | None = None) -> dict[str, Any]:
     """The container that copies the library. It meets the Pod Security Standard "restricted" in any pod.
 
     A pod's own user, or the one that its namespace prescribes, is kept; only root is replaced.
@@ -278,7 +296,7 @@ def init_container(settings: InjectionSettings, pod_user: int | None = None) -> 
     }
     if pod_user == 0:
         security |= {"runAsUser": UNPRIVILEGED_USER, "runAsGroup": UNPRIVILEGED_USER}
-    resources = {"cpu": settings.cpu, "memory": settings.memory}
+    resources = _resources(settings, engine)
     container: dict[str, Any] = {
         "name": INIT_CONTAINER,
         "image": settings.image,

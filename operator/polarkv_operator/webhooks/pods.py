@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from polarkv_operator.api.quantity import Quantity
+
 
 class _Part(BaseModel):
     # Strict: a number where the API has text is no pod, and editing it would be guessing.
@@ -43,6 +45,16 @@ class Container(_Part):
     env: list[Variable] | None = None
     env_from: list[Any] | None = None
     volume_mounts: list[Mount] | None = None
+    resources: Any = None
+
+    def request(self, name: str) -> Quantity | None:
+        """How much of a resource it is promised, or may use at most where only that is said; None: neither."""
+        for group in ("requests", "limits"):
+            try:
+                return Quantity.parse(self.resources[group][name])
+            except (KeyError, TypeError, ValueError):
+                continue
+        return None
 
     def variable(self, name: str) -> Variable | None:
         """The variable of that name that counts: of several, the last."""
