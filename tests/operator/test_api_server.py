@@ -130,6 +130,30 @@ def test_what_cannot_be_done_in_place_is_refused_with_the_reason(
     assert (text in said) if text else (said == "")
 
 
+@pytest.mark.parametrize(
+    ("store", "change", "text"),
+    [
+        ({}, {"storageClassName": "fast"}, "storageClassName cannot be changed"),
+        ({"storageClassName": "fast"}, {"storageClassName": None}, "storageClassName cannot be changed"),
+        ({}, {"volumeSize": "1Gi"}, "volumes only grow; or set type None, delete the claim"),
+        ({}, {"volumeSize": "3Gi"}, ""),
+        ({}, {"type": "None", "storageClassName": "fast"}, ""),
+    ],
+)
+def test_what_the_metadata_store_cannot_become_is_refused_with_the_way_out(
+    kubectl: Kubectl, store: dict[str, Any], change: dict[str, Any], text: str
+) -> None:
+    kubectl.delete("pkv", "remembering")
+    kubectl.apply({**with_field("manager.metadataStore", store), "metadata": {"name": "remembering"}})
+    patch = json.dumps({"spec": {"manager": {"metadataStore": change}}})
+    try:
+        kubectl.run("patch", "pkv", "remembering", "--type=merge", "-p", patch)
+        said = ""
+    except KubectlError as error:
+        said = str(error)
+    assert (text in said) if text else (said == "")
+
+
 def test_secrets_are_not_taken_back(kubectl: Kubectl) -> None:
     kubectl.apply({**with_field("security.secretsGeneration", 3), "metadata": {"name": "rotated"}})
     with pytest.raises(KubectlError, match="secretsGeneration cannot be lowered"):

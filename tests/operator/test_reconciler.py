@@ -60,7 +60,9 @@ class Kept(Writer):
         key = manifest["kind"], manifest["metadata"]["name"]
         self.applied.append(key)
         kept = copy.deepcopy(manifest)
-        kept["metadata"] |= {"generation": 1, "uid": f"uid-{len(self.applied)}"}
+        former = self.objects.get(key, {})
+        uid = former.get("metadata", {}).get("uid", f"uid-{len(self.applied)}")
+        kept["metadata"] |= {"generation": 1, "uid": uid}
         self.objects[key] = kept
         return kept
 
@@ -171,6 +173,27 @@ def test_volumes_of_an_earlier_cluster_of_that_name(storage: Object, found: Obje
     reconciler(api).turn(KEY)
     status, reason, message = api.condition("Degraded")
     assert api.merged == ([(CLAIM.name, "data-0-demo-cache-0")] if text == "" else [])
+    assert (status, reason) == (("True", "VolumesDiffer") if text else ("False", "AsExpected"))
+    assert (text or "") in message
+
+
+@pytest.mark.parametrize(
+    ("store", "found", "text"),
+    [
+        ({"storageClassName": "fast"}, {"storageClassName": "slow"}, "manager.metadataStore.storageClassName is fast"),
+        ({"volumeSize": "1Gi"}, {}, "manager.metadataStore.volumeSize is 1Gi, but demo-metadata has 2Gi"),
+        ({"volumeSize": "3Gi"}, {}, ""),
+        ({"type": "None", "storageClassName": "fast"}, {"storageClassName": "slow"}, None),
+        ({}, {"storageClassName": "slow"}, None),
+    ],
+)
+def test_a_metadata_volume_grows_or_is_said_to_differ(store: Object, found: Object, text: str | None) -> None:
+    there = claim("2Gi", "Filesystem", **found)
+    there["metadata"]["name"] = "demo-metadata"
+    api = Kept(cluster(manager={"replicas": 0, "metadataStore": store}), there)
+    reconciler(api).turn(KEY)
+    status, reason, message = api.condition("Degraded")
+    assert api.merged == ([(CLAIM.name, "demo-metadata")] if text == "" else [])
     assert (status, reason) == (("True", "VolumesDiffer") if text else ("False", "AsExpected"))
     assert (text or "") in message
 

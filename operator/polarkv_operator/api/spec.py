@@ -34,6 +34,8 @@ class MetadataStoreType(StrEnum):
     NONE = "None"
 
 
+_NOT_SQLITE = "self.type != 'SQLite' || oldSelf.type != 'SQLite'"
+_ANEW = "or set type None, delete the claim CLUSTER-metadata, and set type SQLite again"
 _SERVERS = (MetadataStoreType.POSTGRESQL, MetadataStoreType.MYSQL)
 
 
@@ -63,7 +65,7 @@ class MetadataStoreSpec(ApiModel):
         "mysql://USER:PASSWORD@HOST/NAME. For PostgreSQL and MySQL only.",
     )
     volume_size: DiskSize = Field(
-        "2Gi", validate_default=True, description="Size of SQLite's volume. Takes effect when the volume is made."
+        "2Gi", validate_default=True, description="Size of SQLite's volume. It grows; it cannot be made smaller."
     )
     storage_class_name: ObjectName | None = Field(
         None, description="Storage class of SQLite's volume; without it, the default one."
@@ -74,6 +76,18 @@ class MetadataStoreSpec(ApiModel):
             "secretRef goes with types PostgreSQL and MySQL, and only with them: set both or neither",
             _secret_as_needed,
             "secretRef",
+        ),
+        Rule(
+            f"{_NOT_SQLITE} || has(self.storageClassName) == has(oldSelf.storageClassName) && "
+            "(!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
+            f"storageClassName cannot be changed: the volume stays in the class it was made in; {_ANEW}",
+            field="storageClassName",
+        ),
+        Rule(
+            f"{_NOT_SQLITE} || "
+            "quantity(string(self.volumeSize)).compareTo(quantity(string(oldSelf.volumeSize))) >= 0",
+            f"volumeSize cannot be lowered: volumes only grow; {_ANEW}",
+            field="volumeSize",
         ),
     )
 

@@ -13,11 +13,13 @@ from polarkv_operator.api import SpecInvalid, parse
 from polarkv_operator.api.autoscaling import AutoscalingSpec, ScalingDown, ScalingUp
 from polarkv_operator.api.cluster import PolarKVCluster
 from polarkv_operator.api.quantity import Quantity
+from polarkv_operator.api.spec import MetadataStoreType
 from polarkv_operator.clients.kube import ApiError, Object, Reader, Unreachable
 from polarkv_operator.clients.manager import ManagerSilent
 from polarkv_operator.reconcile import autoscale
 from polarkv_operator.reconcile.execute import ChildRefused, Executor
 from polarkv_operator.reconcile.observe import (
+    CLAIM,
     CLUSTER,
     DEPLOYMENT,
     SECRET,
@@ -32,7 +34,7 @@ from polarkv_operator.reconcile.plan.scale import plan_scaling
 from polarkv_operator.reconcile.plan.trouble import Trouble, find_trouble
 from polarkv_operator.reconcile.plan.world import Notice, World
 from polarkv_operator.reconcile.status import Facts, make_status, read_memory, refused_status
-from polarkv_operator.resources import cache_nodes, names, render, secrets
+from polarkv_operator.resources import cache_nodes, manager, names, render, secrets
 from polarkv_operator.resources.common import Release, image
 
 SOON_S, LATER_S, STEADY_S, SAMPLE_S = 2.0, 10.0, 30.0, 5.0
@@ -182,29 +184,46 @@ class Reconciler:
             ("NameTaken", f"{kind} {name} is there and is not this cluster's: delete it, or rename the cluster")
             for kind, name in children.taken
         ]
-        notices: list[Notice] = []
+        notices = self._metadata_volume(cluster, observed, problems)
         live = observed.child(STATEFUL_SET, names.cache(cluster))
         if live is not None:
             problems += [("VolumesDiffer", text) for text in cache_nodes.differences_in_volumes(cluster, live)]
-        if any(problem[0] == "VolumesDiffer" for problem in problems):
+        if live is not None and cache_nodes.differences_in_volumes(cluster, live):
             return problems, notices
         wanted = cluster.spec.cache_nodes.storage.volume_size
         for at, claim in ((at, claim) for at, claims in observed.claims.items() for claim in claims):
-            name = claim["metadata"]["name"]
             if text := cache_nodes.difference_in_claim(cluster, claim):
                 problems += [("VolumesDiffer", text)] if at in observed.pods else []
                 continue
-            asked = Quantity.parse(claim["spec"]["resources"]["requests"]["storage"])
-            if asked.value >= wanted.value or claim.get("status", {}).get("phase") != "Bound":
-                continue
-            try:
-                self.executor.grow(claim, str(wanted))
-                notices.append(Notice("GrowingVolume", f"{name} grows from {asked} to {wanted}"))
-            except Unreachable:
-                raise
-            except ApiError as error:
-                problems.append(("VolumeCannotGrow", f"{name} stays at {asked}: {error.message}"))
+            notices += self._grow(claim, wanted, problems)
         return problems, notices
+
+    def _metadata_volume(
+        self, cluster: PolarKVCluster, observed: Observed, problems: list[tuple[str, str]]
+    ) -> list[Notice]:
+        """What is done about the metadata store's volume; what cannot be done is added to ``problems``."""
+        store = cluster.spec.manager.metadata_store
+        claim = observed.child(CLAIM, names.metadata_volume(cluster))
+        if claim is None or store.type is not MetadataStoreType.SQLITE:
+            return []
+        if text := manager.difference_in_metadata_volume(cluster, claim):
+            problems.append(("VolumesDiffer", text))
+            return []
+        return self._grow(claim, store.volume_size, problems)
+
+    def _grow(self, claim: Object, wanted: Quantity, problems: list[tuple[str, str]]) -> list[Notice]:
+        """Have a volume grow that is there and smaller than wanted; who refuses it is added to ``problems``."""
+        name, asked = claim["metadata"]["name"], Quantity.parse(claim["spec"]["resources"]["requests"]["storage"])
+        if asked.value >= wanted.value or claim.get("status", {}).get("phase") != "Bound":
+            return []
+        try:
+            self.executor.grow(claim, str(wanted))
+        except Unreachable:
+            raise
+        except ApiError as error:
+            problems.append(("VolumeCannotGrow", f"{name} stays at {asked}: {error.message}"))
+            return []
+        return [Notice("GrowingVolume", f"{name} grows from {asked} to {wanted}")]
 
     def _steps(self, cluster: PolarKVCluster, observed: Observed, steps: list[Any]) -> list[tuple[str, str]]:
         """Take the steps of the plans; returns what came in between. What is left is planned again."""

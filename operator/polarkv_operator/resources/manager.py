@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from polarkv_operator.api.cluster import PolarKVCluster
+from polarkv_operator.api.quantity import Quantity
 from polarkv_operator.api.spec import MetadataStoreType
 from polarkv_operator.resources import names, settings
 from polarkv_operator.resources.common import (
@@ -131,3 +135,20 @@ def metadata_volume(cluster: PolarKVCluster) -> Object | None:
         content["storageClassName"] = store.storage_class_name
     name = names.metadata_volume(cluster)
     return build(cluster, "v1", "PersistentVolumeClaim", name, Component.MANAGER, spec=content)
+
+
+def difference_in_metadata_volume(cluster: PolarKVCluster, claim: Mapping[str, Any]) -> str:
+    """Why the claim that is there cannot become what the spec wants, in a sentence; empty: it is, or it may grow.
+
+    The API server refuses such changes of the spec, but claims outlive a change of ``type`` that went back and forth.
+    """
+    store, spec, name = cluster.spec.manager.metadata_store, claim["spec"], claim["metadata"]["name"]
+    field = "manager.metadataStore"
+    way_out = "set it back, or set type None, delete the claim, and set type SQLite again"
+    found = spec.get("storageClassName")
+    if store.storage_class_name not in (None, found):
+        return f"{field}.storageClassName is {store.storage_class_name}, but {name} is of {found}: {way_out}"
+    size = Quantity.parse(spec["resources"]["requests"]["storage"])
+    if size.value > store.volume_size.value:
+        return f"{field}.volumeSize is {store.volume_size}, but {name} has {size}, and volumes only grow: {way_out}"
+    return ""
