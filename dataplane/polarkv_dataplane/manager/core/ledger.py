@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from polarkv_client.states import EntryState as S
-from polarkv_dataplane.manager.core.table import ABSENT, Event, next_state
-from polarkv_dataplane.manager.records.books import BOOKS
+from polarkv_dataplane.manager.core.table import ABSENT, TABLE, Event, IllegalTransition
+from polarkv_dataplane.manager.records.books import BOOKS, step
 from polarkv_dataplane.manager.records.effects import Carved, Changed, DiskWork, Effect, Wake, Work
 from polarkv_dataplane.manager.records.model import CacheNode, Entry, LruList, Operation, Settings, Stats, Tenant
 from polarkv_dataplane.manager.records.pins import Pins
+
+_STEPS = {(before, event): step(before, after) for (before, event), after in TABLE.items()}
 
 
 class Ledger:
@@ -41,28 +43,31 @@ class Ledger:
 
         ``offset_bytes`` is the slot taken for an entry that gets a memory copy. Raises IllegalTransition.
         """
-        before, after = entry.state, next_state(entry.state, event)
-        was, becomes = BOOKS[before or 0], BOOKS[after or 0]
+        before = entry.state
+        found = _STEPS.get((before, event))
+        if found is None:
+            raise IllegalTransition(before, event)
+        after, memory, disk, purging, dirty, writing, leaves, enters, committed = found
         node, stride = entry.node, entry.stride_bytes
         entry.state = after
         entry.operation = 0
         self.counts[before] -= 1
         self.counts[after] += 1
-        if becomes.memory and not was.memory:
+        if memory > 0:
             entry.offset_bytes = offset_bytes
             node.pool.put(offset_bytes, entry)
-        elif was.memory and not becomes.memory:
+        elif memory < 0:
             node.pool.give_back(entry.offset_bytes, max(entry.fence_ms, node.fence_ms), now)
             entry.offset_bytes, entry.fence_ms = -1, 0
-        node.disk_used_bytes += (becomes.disk - was.disk) * stride
-        node.purging_bytes += (becomes.purging - was.purging) * stride
-        node.dirty_bytes += (becomes.dirty - was.dirty) * stride
-        node.holds += becomes.writing - was.writing
-        if was.lru != becomes.lru:
-            if was.lru:
-                _list(node, was.lru).remove(entry)
-            if becomes.lru:
-                _list(node, becomes.lru).push(entry)
+        if disk or purging:
+            node.disk_used_bytes += disk * stride
+            node.purging_bytes += purging * stride
+        node.dirty_bytes += dirty * stride
+        node.holds += writing
+        if leaves:
+            _list(node, leaves).remove(entry)
+        if enters:
+            _list(node, enters).push(entry)
         if before is ABSENT:
             self.entries[entry.key] = entry
             entry.tenant.used_bytes += stride
@@ -74,11 +79,12 @@ class Ledger:
             node.queue_dirty(entry)
         if before is S.LOADING:
             self.effects.append(Wake(entry.key))
-        if was.committed or becomes.committed:
+        if committed:
             self.effects.append(Changed(entry.key))
-        for base, carved_stride in node.pool.carved:
-            self.effects.append(Carved(node.number, node.incarnation, base, carved_stride))
-        node.pool.carved.clear()
+        if node.pool.carved:
+            for base, carved_stride in node.pool.carved:
+                self.effects.append(Carved(node.number, node.incarnation, base, carved_stride))
+            node.pool.carved.clear()
 
     def ask_disk(self, entry: Entry, work: Work, now: int) -> None:
         """Send the entry's node a command; only its answer may finish the entry's present state."""

@@ -54,10 +54,13 @@ TABLE: dict[tuple[S | None, Event], S | None] = {
 class IllegalTransition(AssertionError):
     """An event that the table does not have for this state."""
 
+    def __init__(self, state: S | None, event: Event) -> None:
+        super().__init__(f"{event.name} in state {state.name if state else 'absent'}")
+
 
 def next_state(state: S | None, event: Event) -> S | None:
     """The state after ``event``. Raises IllegalTransition when the table has none."""
     try:
         return TABLE[state, event]
     except KeyError:
-        raise IllegalTransition(f"{event.name} in state {state.name if state else 'absent'}") from None
+        raise IllegalTransition(state, event) from None

@@ -31,4 +31,38 @@ def _books(state: S | None) -> Books:
     return Books(memory, disk, state is S.PURGING, dirty, state is S.WRITING, state in COMMITTED, lru)
 
 
-BOOKS = tuple(map(_books, [None, *S]))  # by state; looked up for every change of every key
+BOOKS = tuple(map(_books, [None, *S]))  # by state
+
+
+class Step(NamedTuple):
+    """What one transition changes in the books: how much more or less an entry counts, the lists it leaves and enters.
+
+    Made once for each line of the table, because it is looked up for every change of every key.
+    """
+
+    after: S | None
+    memory: int
+    disk: int
+    purging: int
+    dirty: int
+    writing: int
+    leaves: str
+    enters: str
+    committed: bool  # before, or after: the change is one that the metadata store is told of
+
+
+def step(before: S | None, after: S | None) -> Step:
+    """The difference between two states' books."""
+    was, becomes = BOOKS[before or 0], BOOKS[after or 0]
+    moves = was.lru != becomes.lru
+    return Step(
+        after=after,
+        memory=becomes.memory - was.memory,
+        disk=becomes.disk - was.disk,
+        purging=becomes.purging - was.purging,
+        dirty=becomes.dirty - was.dirty,
+        writing=becomes.writing - was.writing,
+        leaves=was.lru if moves else "",
+        enters=becomes.lru if moves else "",
+        committed=was.committed or becomes.committed,
+    )
