@@ -7,8 +7,9 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,52 @@ def test_what_is_written_is_read_with_the_librarys_checksum(way: copies.Copies, 
     target, header = bytearray(length), bytearray(layout.HEADER_BYTES)
     assert way.read(pick(parted(target, length + 1)), header, soon()) == checksum
     assert (bytes(header), target) == (raw[: layout.HEADER_BYTES], content)
+
+
+def test_many_at_once_are_what_they_would_be_one_by_one(way: copies.Copies, memory: int) -> None:
+    """Of all lengths in turn, so that long and tiny ones, which go alone, lie between those that go together."""
+    lengths = [*LENGTHS, 5000, 700_000, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 4096, *LENGTHS[:4]]
+    contents = [random.Random(number).randbytes(length) for number, length in enumerate(lengths)]
+    offsets = list(accumulate(map(layout.stride_bytes, lengths), initial=OFFSET))
+    sources = [
+        pick(parted(content, length), place) for content, length, place in zip(contents, lengths, offsets, strict=False)
+    ]
+    checksums = way.write_all(sources, TENANT, soon())
+    assert checksums == [xxhash.xxh3_64_intdigest(content) for content in contents]
+    targets = [bytearray(length) for length in lengths]
+    wanted = [
+        pick(parted(target, length + 1), place)
+        for target, length, place in zip(targets, lengths, offsets, strict=False)
+    ]
+    for number, (header, checksum) in enumerate(way.read_each(wanted, soon())):
+        assert layout.unpack_header(header) == layout.Header(key(1), lengths[number], checksums[number], TENANT)
+        assert checksum == checksums[number]
+        raw = os.pread(memory, layout.stride_bytes(lengths[number]), offsets[number])
+        assert (raw[:64], raw[64:][: lengths[number]]) == (header, contents[number])
+        assert not any(raw[64 + lengths[number] :]), "the slot's former owner shows behind the payload"
+    assert targets == contents
+    assert os.pread(memory, 1, offsets[-1]) == b"\xee"
+
+
+def test_of_many_none_is_whole_once_the_ticket_has_ended(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ticket ends while payloads that go together are copied: not one header is written."""
+    way = copies.choose(memory, MEMORY_BYTES, "auto")
+    scope = soon().until(time.monotonic() + 4)
+    together, calls = native.gather_all, []
+
+    def slow(payloads: Sequence[native.Payload]) -> list[int]:
+        calls.append(len(payloads))
+        scope.deadline = time.monotonic() - 1
+        return together(payloads)
+
+    monkeypatch.setattr(native, "gather_all", slow)
+    places = [OFFSET + number * layout.stride_bytes(1 << 20) for number in range(6)]
+    with pytest.raises(errors.LeaseEnded):
+        way.write_all([pick([memoryview(bytes(1 << 20))], place) for place in places], TENANT, scope)
+    assert calls == [copies.CALL_BYTES >> 20]
+    assert not any(layout.unpack_header(os.pread(memory, 64, place)) for place in places)
+    assert os.pread(memory, 64, places[-1]) == b"\xee" * 64, "a call was made after the ticket's end"
+    way.close()
 
 
 @pytest.mark.parametrize("length", [5000, 3 << 20])

@@ -7,7 +7,8 @@ None, :data:`missing` says why, and transports copy with system calls and hash w
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import xxhash
@@ -16,7 +17,7 @@ from polarkv_client.buffers import Views, address_of
 
 LIBRARY_NAME = "move.so"
 LEAST_BYTES = 4096  # less is not worth the calls; of 240 bytes or fewer XXH3-64 is another function
-_VERSION = 1
+_VERSION = 2
 
 
 class _Run(ctypes.Structure):
@@ -39,6 +40,9 @@ class _Library:
         self.scatter.argtypes, self.scatter.restype = (state, runs, ctypes.c_size_t, address), None
         self.finish = loaded.polarkv_hash_finish
         self.finish.argtypes, self.finish.restype = (state,), number
+        self.gather_all, self.scatter_all = loaded.polarkv_gather_all, loaded.polarkv_scatter_all
+        for several in (self.gather_all, self.scatter_all):
+            several.argtypes, several.restype = (address, ctypes.c_size_t, address), None
         hash_bytes = loaded.polarkv_hash_bytes
         hash_bytes.restype = ctypes.c_size_t
         self.hash_bytes = int(hash_bytes())
@@ -54,11 +58,9 @@ class Move:
     __slots__ = ("_library", "_state")
 
     def __init__(self, total_bytes: int) -> None:
-        if compiled is None:
-            raise RuntimeError(f"the compiled half is not there: {missing}")
-        self._library = compiled
-        self._state = ctypes.create_string_buffer(compiled.hash_bytes)
-        compiled.start(self._state, total_bytes)
+        self._library = _library()
+        self._state = ctypes.create_string_buffer(self._library.hash_bytes)
+        self._library.start(self._state, total_bytes)
 
     def scatter(self, address: int, views: Views) -> None:
         """Copy what lies at ``address`` into ``views``. What is hashed is what was written."""
@@ -73,6 +75,39 @@ class Move:
     def checksum(self) -> int:
         """The whole payload's, once all of it has been moved."""
         return int(self._library.finish(self._state))
+
+
+Payload = tuple[int, int, Views]  # the address in a slot, the length in bytes, and the caller's views of so many
+
+
+def gather_all(payloads: Sequence[Payload]) -> list[int]:
+    """Copy the views of several whole payloads to their addresses, in one call; their checksums.
+
+    Each is at least :data:`LEAST_BYTES` long. For short ones a call of its own costs as much as the copy.
+    """
+    return _move_all(_library().gather_all, payloads)
+
+
+def scatter_all(payloads: Sequence[Payload]) -> list[int]:
+    """As :func:`gather_all`, from the addresses into the views."""
+    return _move_all(_library().scatter_all, payloads)
+
+
+def _move_all(move: Callable[[int, int, int], None], payloads: Sequence[Payload]) -> list[int]:
+    table, runs = array("Q"), array("Q")  # struct polarkv_payload and struct polarkv_run
+    for address, size_bytes, views in payloads:
+        table.extend((address, size_bytes, len(views), 0))
+        for view in views:
+            runs.append(address_of(view))
+            runs.append(view.nbytes)
+    move(table.buffer_info()[0], len(payloads), runs.buffer_info()[0])
+    return table[3::4].tolist()
+
+
+def _library() -> _Library:
+    if compiled is None:
+        raise RuntimeError(f"the compiled half is not there: {missing}")
+    return compiled
 
 
 def _runs(views: Iterable[memoryview]) -> ctypes.Array[_Run]:
@@ -96,7 +131,10 @@ def _agrees() -> bool:
     target = bytearray(len(source))
     move = Move(len(source))
     move.gather([memoryview(source)[:1000], memoryview(source)[1000:]], address_of(memoryview(target)))
-    return target == source and move.checksum() == xxhash.xxh3_64_intdigest(source)
+    together = bytearray(len(source))
+    wanted = xxhash.xxh3_64_intdigest(source)
+    payload: Payload = (address_of(memoryview(target)), len(source), [memoryview(together)])
+    return target == source and move.checksum() == wanted and scatter_all([payload]) == [wanted] and together == source
 
 
 compiled, missing = _load()

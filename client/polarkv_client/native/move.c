@@ -204,7 +204,7 @@ static void move_run(struct polarkv_hash *hash, move_blocks *blocks, uint8_t *to
 }
 
 /* Changes with the meaning of any function here: a library left over from other sources is not used. */
-int polarkv_move_version(void) { return 1; }
+int polarkv_move_version(void) { return 2; }
 
 size_t polarkv_hash_bytes(void) { return sizeof(struct polarkv_hash); }
 
@@ -263,4 +263,28 @@ uint64_t polarkv_hash_finish(const struct polarkv_hash *hash) {
     }
     result = (result ^ (result >> 37)) * 0x165667919E3779F9;
     return result ^ (result >> 32);
+}
+
+/* Several whole payloads in one call, each of more than 240 bytes. The runs of all lie one after the other in `runs`. */
+struct polarkv_payload {
+    uint8_t *at; /* in the slot */
+    uint64_t size_bytes, runs, checksum;
+};
+
+void polarkv_gather_all(struct polarkv_payload *payloads, size_t count, const struct polarkv_run *runs) {
+    for (struct polarkv_payload *one = payloads; one < payloads + count; runs += one++->runs) {
+        struct polarkv_hash hash;
+        polarkv_hash_start(&hash, one->size_bytes);
+        polarkv_gather(&hash, one->at, runs, one->runs);
+        one->checksum = polarkv_hash_finish(&hash);
+    }
+}
+
+void polarkv_scatter_all(struct polarkv_payload *payloads, size_t count, const struct polarkv_run *runs) {
+    for (struct polarkv_payload *one = payloads; one < payloads + count; runs += one++->runs) {
+        struct polarkv_hash hash;
+        polarkv_hash_start(&hash, one->size_bytes);
+        polarkv_scatter(&hash, runs, one->runs, one->at);
+        one->checksum = polarkv_hash_finish(&hash);
+    }
 }

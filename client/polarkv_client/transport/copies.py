@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import xxhash
@@ -23,6 +23,7 @@ from polarkv_client.buffers import pieces
 from polarkv_client.keys import short
 from polarkv_client.transport.base import PIECE_BYTES, Pick, Scope
 
+CALL_BYTES = 4 * PIECE_BYTES  # half a millisecond: a deadline or cancellation is not looked at in between
 Part = bytes | bytearray | memoryview
 Put = Callable[[Sequence[Part], int], int]
 
@@ -47,6 +48,16 @@ class Copies(ABC):
         Raises:
             Unavailable: the memory took only a part. DeadlineExceeded, LeaseEnded, Cancelled, OSError.
         """
+
+    def read_each(self, picks: Sequence[Pick], scope: Scope) -> Iterator[tuple[bytearray, int]]:
+        """As :meth:`read` for one after the other: header and checksum of each. Raises where it cannot go on."""
+        for pick in picks:
+            header = bytearray(layout.HEADER_BYTES)
+            yield header, self.read(pick, header, scope)
+
+    def write_all(self, picks: Sequence[Pick], tenant: int, scope: Scope) -> list[int]:
+        """As :meth:`write` for one after the other: their checksums."""
+        return [self.write(pick, tenant, scope) for pick in picks]
 
     @abstractmethod
     def close(self) -> None:
@@ -123,7 +134,11 @@ class Calls(Copies):
 
 
 class Mapped(Copies):
-    """Through a mapping, where the file has memory; by ``calls`` elsewhere."""
+    """Through a mapping, where the file has memory; by ``calls`` elsewhere.
+
+    Chunks of a piece or less go several to a call: the interpreter's lock, which copying threads take turns at between
+    their calls, is then asked for once in :data:`CALL_BYTES` and not for every chunk.
+    """
 
     def __init__(self, descriptor: int, memory_bytes: int, calls: Calls) -> None:
         self._descriptor = descriptor
@@ -166,6 +181,56 @@ class Mapped(Copies):
         scope.check()
         _finish(self._put, pick, checksum, tenant)
         return checksum
+
+    def read_each(self, picks: Sequence[Pick], scope: Scope) -> Iterator[tuple[bytearray, int]]:
+        for run in self._runs(picks):
+            if len(run) == 1:
+                yield from super().read_each(run, scope)
+                continue
+            scope.check()
+            headers = []
+            for pick in run:
+                offset = pick.extent.offset_bytes
+                headers.append(bytearray(self._view[offset : offset + layout.HEADER_BYTES]))
+            yield from zip(headers, native.scatter_all(self._payloads(run)), strict=True)
+
+    def write_all(self, picks: Sequence[Pick], tenant: int, scope: Scope) -> list[int]:
+        checksums: list[int] = []
+        for run in self._runs(picks):
+            if len(run) == 1:
+                checksums += super().write_all(run, tenant, scope)
+                continue
+            scope.check()
+            for pick in run:
+                self._put([layout.ERASED], pick.extent.offset_bytes)
+            found = native.gather_all(self._payloads(run))
+            for pick, checksum in zip(run, found, strict=True):
+                scope.check()
+                _finish(self._put, pick, checksum, tenant)
+            checksums += found
+        return checksums
+
+    def _runs(self, picks: Sequence[Pick]) -> Iterator[list[Pick]]:
+        """The picks in order: those that are moved in one call together, every other one by itself."""
+        run: list[Pick] = []
+        room = CALL_BYTES
+        for pick in picks:
+            length = pick.extent.length_bytes
+            alone = length > PIECE_BYTES or not self._mapped(pick)
+            if run and (alone or length > room):
+                yield run
+                run, room = [], CALL_BYTES
+            if alone:
+                yield [pick]
+            else:
+                run.append(pick)
+                room -= length
+        if run:
+            yield run
+
+    def _payloads(self, run: Sequence[Pick]) -> list[native.Payload]:
+        start = self._address + layout.HEADER_BYTES
+        return [(start + pick.extent.offset_bytes, pick.extent.length_bytes, pick.views) for pick in run]
 
     def close(self) -> None:
         self._calls.close()

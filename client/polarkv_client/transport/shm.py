@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from polarkv_client import errors, layout
+from polarkv_client import errors
 from polarkv_client.protocol import wire
 from polarkv_client.protocol.messages import NodeInfo, Op, SlabAttach, SlabAttached
 from polarkv_client.transport import copies
@@ -67,11 +67,9 @@ class ShmTransport(Transport):
     def read(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[errors.PolarKVError | None]:
         self._check(grant, picks)
         results: list[errors.PolarKVError | None] = []
-        header = bytearray(layout.HEADER_BYTES)
         try:
             with self._use() as ways:
-                for pick in picks:
-                    checksum = ways.read(pick, header, scope)
+                for pick, (header, checksum) in zip(picks, ways.read_each(picks, scope), strict=True):
                     results.append(verify(pick.extent, header, checksum))
         except errors.PolarKVError as error:
             results += [error] * (len(picks) - len(results))
@@ -80,7 +78,7 @@ class ShmTransport(Transport):
     def write(self, grant: HeldGrant, picks: Sequence[Pick], scope: Scope) -> list[int]:
         self._check(grant, picks)
         with self._use() as ways:
-            return [ways.write(pick, grant.body.tenant, scope) for pick in picks]
+            return ways.write_all(picks, grant.body.tenant, scope)
 
     def _check(self, grant: HeldGrant, picks: Sequence[Pick]) -> None:
         self.expect_life(grant)
