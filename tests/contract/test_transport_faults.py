@@ -323,7 +323,7 @@ def test_a_kept_connection_that_the_peer_has_closed_costs_nothing(slab: SlabProc
     bench.transport.close()
 
 
-@pytest.mark.parametrize(("kind", "owner", "call"), [("shm-calls", os, "preadv"), ("shm", native.Move, "scatter")])
+@pytest.mark.parametrize(("kind", "owner", "call"), [("shm-calls", os, "preadv"), ("shm", native, "scatter_all")])
 def test_the_memory_outlives_the_close_while_it_is_used(
     slab: SlabProcess, monkeypatch: pytest.MonkeyPatch, kind: str, owner: object, call: str
 ) -> None:
@@ -348,7 +348,7 @@ def test_the_ticket_is_looked_at_before_every_piece(
     slab: SlabProcess, monkeypatch: pytest.MonkeyPatch, kind: str, owner: object, call: str
 ) -> None:
     bench = Bench(slab, make(kind, slab.info))
-    extents = bench.extents([4 * PIECE_BYTES])
+    extents = bench.extents([5 * PIECE_BYTES])
     grant = bench.grant(Access.WRITE, extents)
     bench.transport.reach(grant, soon())
     scope = soon().until(time.monotonic() + 4)
@@ -361,7 +361,7 @@ def test_the_ticket_is_looked_at_before_every_piece(
 
     monkeypatch.setattr(owner, call, slow)
     with pytest.raises(errors.LeaseEnded):
-        bench.transport.write(grant, picks(extents, [bytes(4 * PIECE_BYTES)]), scope)
+        bench.transport.write(grant, picks(extents, [bytes(5 * PIECE_BYTES)]), scope)
     assert len(written) == 1
     monkeypatch.undo()
     assert layout.unpack_header(bench.peek(extents[0].offset_bytes, 64)) is None
@@ -395,9 +395,7 @@ def test_the_end_of_a_slab_server_is_seen_without_asking_it(own_slab: SlabProces
     assert not bench.transport.peer_gone()
 
 
-def test_memory_that_cannot_be_mapped_leaks_no_descriptor(
-    slab: SlabProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_cannot_be_mapped_leaks_no_descriptor(slab: SlabProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 

@@ -136,8 +136,8 @@ class Calls(Copies):
 class Mapped(Copies):
     """Through a mapping, where the file has memory; by ``calls`` elsewhere.
 
-    Chunks of a piece or less go several to a call: the interpreter's lock, which copying threads take turns at between
-    their calls, is then asked for once in :data:`CALL_BYTES` and not for every chunk.
+    Chunks of up to :data:`CALL_BYTES` go whole, and so many to a call: copying threads take turns at the interpreter's
+    lock between their calls, and each turn is a wake-up. Longer ones go by themselves, a piece to a call.
     """
 
     def __init__(self, descriptor: int, memory_bytes: int, calls: Calls) -> None:
@@ -183,8 +183,8 @@ class Mapped(Copies):
         return checksum
 
     def read_each(self, picks: Sequence[Pick], scope: Scope) -> Iterator[tuple[bytearray, int]]:
-        for run in self._runs(picks):
-            if len(run) == 1:
+        for whole, run in self._runs(picks):
+            if not whole:
                 yield from super().read_each(run, scope)
                 continue
             scope.check()
@@ -196,8 +196,8 @@ class Mapped(Copies):
 
     def write_all(self, picks: Sequence[Pick], tenant: int, scope: Scope) -> list[int]:
         checksums: list[int] = []
-        for run in self._runs(picks):
-            if len(run) == 1:
+        for whole, run in self._runs(picks):
+            if not whole:
                 checksums += super().write_all(run, tenant, scope)
                 continue
             scope.check()
@@ -210,23 +210,23 @@ class Mapped(Copies):
             checksums += found
         return checksums
 
-    def _runs(self, picks: Sequence[Pick]) -> Iterator[list[Pick]]:
-        """The picks in order: those that are moved in one call together, every other one by itself."""
+    def _runs(self, picks: Sequence[Pick]) -> Iterator[tuple[bool, list[Pick]]]:
+        """The picks in order: (True, those that go whole in one call), or (False, one that does not)."""
         run: list[Pick] = []
         room = CALL_BYTES
         for pick in picks:
             length = pick.extent.length_bytes
-            alone = length > PIECE_BYTES or not self._mapped(pick)
-            if run and (alone or length > room):
-                yield run
+            whole = length <= CALL_BYTES and self._mapped(pick)
+            if run and (not whole or length > room):
+                yield True, run
                 run, room = [], CALL_BYTES
-            if alone:
-                yield [pick]
-            else:
+            if whole:
                 run.append(pick)
                 room -= length
+            else:
+                yield False, [pick]
         if run:
-            yield run
+            yield True, run
 
     def _payloads(self, run: Sequence[Pick]) -> list[native.Payload]:
         start = self._address + layout.HEADER_BYTES
