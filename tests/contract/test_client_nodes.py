@@ -70,10 +70,10 @@ def test_a_lease_of_which_no_node_can_be_reached_is_ended_once(own_slab: SlabPro
 def test_a_node_that_lets_leases_end_is_left_alone(own_slab: SlabProcess) -> None:
     """The leases are shorter than the operations, so that it is never an operation that runs out of time."""
     manager = SmallManager([own_slab.node()])
-    manager.lease_ms = manager.ticket_ms = 300
     keys, payloads, targets = chunks(2, 400_000)
     with SyncClient.connect(endpoint=manager.endpoint, transport="tcp", breaker_failures=2) as client:
         assert client.store(keys, payloads).stored == 2
+        manager.lease_ms = 300
         own_slab.freeze()
         for _ in range(2):
             assert {chunk.reason for chunk in client.load(keys, targets).chunks} == {Reason.LATE}
