@@ -41,7 +41,7 @@ cluster-programs: venv ## Build what the test cluster consists of, and keep it i
 
 test-cluster: SUITES ?= tests/operator tests/cluster
 test-cluster: cluster-programs ## Build Kubernetes once, bring it up on this machine and test on it (on KUBECONFIG's, when that is set)
-	$(PYTEST) $(SUITES) $(ARGS)
+	@SUITES="$(SUITES)" scripts/cluster_suites.sh $(ARGS)
 
 test-engines: venv ## Run the connectors inside real vLLM, SGLang and LMCache on the CPU; builds their environments once
 	$(PY) -m tests.engines.support build
