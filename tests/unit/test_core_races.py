@@ -4,7 +4,8 @@ import pytest
 
 from polarkv_client.states import CommitOutcome, DrainMode, NodeState, ReadOutcome, StoreOutcome, Tier
 from polarkv_client.states import EntryState as S
-from polarkv_dataplane.manager.core.table import TABLE, Event, IllegalTransition, next_state
+from polarkv_dataplane.manager.core.ledger import next_step
+from polarkv_dataplane.manager.core.table import TABLE, Event, IllegalTransition
 from polarkv_dataplane.manager.records.effects import Work
 from polarkv_dataplane.manager.records.model import Settings
 from tests.model.scenario import DAMAGED, FAILED, FULL, NO_SPACE, SLOT_BYTES, Story, checksum, key
@@ -261,7 +262,7 @@ def test_what_is_not_in_the_table_raises_and_changes_nothing() -> None:
         for event in Event:
             if (state, event) not in TABLE:
                 with pytest.raises(IllegalTransition, match=event.name):
-                    next_state(state, event)
+                    next_step(state, event)
     story = Story()
     story.node()
     story.put("chunk")

@@ -6,12 +6,20 @@ from collections.abc import Iterable
 
 from polarkv_client.states import EntryState as S
 from polarkv_dataplane.manager.core.table import ABSENT, TABLE, Event, IllegalTransition
-from polarkv_dataplane.manager.records.books import BOOKS, step
+from polarkv_dataplane.manager.records.books import BOOKS, Step, step
 from polarkv_dataplane.manager.records.effects import Carved, Changed, DiskWork, Effect, Wake, Work
 from polarkv_dataplane.manager.records.model import CacheNode, Entry, LruList, Operation, Settings, Stats, Tenant
 from polarkv_dataplane.manager.records.pins import Pins
 
 _STEPS = {(before, event): step(before, after) for (before, event), after in TABLE.items()}
+
+
+def next_step(state: S | None, event: Event) -> Step:
+    """What ``event`` changes. Raises IllegalTransition when the table has none for this state."""
+    try:
+        return _STEPS[state, event]
+    except KeyError:
+        raise IllegalTransition(state, event) from None
 
 
 class Ledger:
@@ -44,10 +52,7 @@ class Ledger:
         ``offset_bytes`` is the slot taken for an entry that gets a memory copy. Raises IllegalTransition.
         """
         before = entry.state
-        found = _STEPS.get((before, event))
-        if found is None:
-            raise IllegalTransition(before, event)
-        after, memory, disk, purging, dirty, writing, leaves, enters, committed = found
+        after, memory, disk, purging, dirty, writing, leaves, enters, committed = next_step(before, event)
         node, stride = entry.node, entry.stride_bytes
         entry.state = after
         entry.operation = 0

@@ -56,11 +56,3 @@ class IllegalTransition(AssertionError):
 
     def __init__(self, state: S | None, event: Event) -> None:
         super().__init__(f"{event.name} in state {state.name if state else 'absent'}")
-
-
-def next_state(state: S | None, event: Event) -> S | None:
-    """The state after ``event``. Raises IllegalTransition when the table has none."""
-    try:
-        return TABLE[state, event]
-    except KeyError:
-        raise IllegalTransition(state, event) from None
