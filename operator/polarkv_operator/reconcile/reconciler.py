@@ -186,10 +186,9 @@ class Reconciler:
         ]
         notices = self._metadata_volume(cluster, observed, problems)
         live = observed.child(STATEFUL_SET, names.cache(cluster))
-        if live is not None:
-            problems += [("VolumesDiffer", text) for text in cache_nodes.differences_in_volumes(cluster, live)]
-        if live is not None and cache_nodes.differences_in_volumes(cluster, live):
-            return problems, notices
+        differences = cache_nodes.differences_in_volumes(cluster, live) if live is not None else []
+        if differences:
+            return problems + [("VolumesDiffer", text) for text in differences], notices
         wanted = cluster.spec.cache_nodes.storage.volume_size
         for at, claim in ((at, claim) for at, claims in observed.claims.items() for claim in claims):
             if text := cache_nodes.difference_in_claim(cluster, claim):

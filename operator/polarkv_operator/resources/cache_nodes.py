@@ -18,6 +18,8 @@ from polarkv_operator.resources.common import (
     container,
     digest,
     from_field,
+    larger_volume,
+    other_class,
     pod_template,
     probe,
     resources,
@@ -263,12 +265,11 @@ def _differences(wanted: Object, found: Mapping[str, Any], storage: StorageSpec)
     name, spec = wanted["metadata"]["name"], wanted["spec"]
     if found.get("volumeMode", "Filesystem") != spec["volumeMode"]:
         yield f"layout is {storage.layout}, but volume {name} was made for the other one: set it back"
-    storage_class = found.get("storageClassName")
-    if storage.storage_class_name not in (None, storage_class):
-        yield f"storageClassName is {storage.storage_class_name}, but volume {name} is of {storage_class}: set it back"
+    if text := other_class("storageClassName", storage.storage_class_name, f"volume {name}", found, "set it back"):
+        yield text
     size = Quantity.parse(found["resources"]["requests"]["storage"])
-    if size.value > storage.volume_size.value:
-        yield f"volumeSize is {storage.volume_size}, but volume {name} has {size}, and volumes only grow: set it back"
+    if text := larger_volume("volumeSize", storage.volume_size, f"volume {name}", found, "set it back"):
+        yield text
     elif size.value < storage.volume_size.value and storage.layout is Layout.RAID0:
         yield (
             f"volumeSize is {storage.volume_size}, but an array uses no more of volume {name} than the {size} it was "
@@ -286,9 +287,8 @@ def difference_in_claim(cluster: PolarKVCluster, claim: Mapping[str, Any]) -> st
     mode = "Block" if storage.layout is Layout.RAID0 else "Filesystem"
     if spec.get("volumeMode", "Filesystem") != mode:
         return f"layout is {storage.layout}, but {name} was made for the other one: {way_out}"
-    storage_class = spec.get("storageClassName")
-    if storage.storage_class_name not in (None, storage_class):
-        return f"storageClassName is {storage.storage_class_name}, but {name} is of {storage_class}: {way_out}"
+    if text := other_class("storageClassName", storage.storage_class_name, name, spec, way_out):
+        return text
     size = Quantity.parse(spec["resources"]["requests"]["storage"])
     if storage.layout is Layout.RAID0 and size.value < storage.volume_size.value:
         return f"volumeSize is {storage.volume_size}, but {name} has {size}, and an array's cannot grow: {way_out}"

@@ -178,3 +178,17 @@ def digest(*parts: object) -> str:
 def share(size_bytes: int, percent: int) -> int:
     """A percentage of a size, in whole bytes."""
     return int(Decimal(size_bytes) * percent / 100)
+
+
+def other_class(field: str, wanted: str | None, shown: str, claim: Mapping[str, Any], way_out: str) -> str:
+    """That a claim (its spec) is of another storage class than a field asks for, in a sentence; empty: it is not."""
+    found = claim.get("storageClassName")
+    return "" if wanted in (None, found) else f"{field} is {wanted}, but {shown} is of {found}: {way_out}"
+
+
+def larger_volume(field: str, wanted: Quantity, shown: str, claim: Mapping[str, Any], way_out: str) -> str:
+    """As :func:`other_class`, that it is larger."""
+    found = Quantity.parse(claim["resources"]["requests"]["storage"])
+    if found.value <= wanted.value:
+        return ""
+    return f"{field} is {wanted}, but {shown} has {found}, and volumes only grow: {way_out}"

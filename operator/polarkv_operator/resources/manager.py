@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from polarkv_operator.api.cluster import PolarKVCluster
-from polarkv_operator.api.quantity import Quantity
 from polarkv_operator.api.spec import MetadataStoreType
 from polarkv_operator.resources import names, settings
 from polarkv_operator.resources.common import (
@@ -17,6 +16,8 @@ from polarkv_operator.resources.common import (
     build,
     container,
     digest,
+    larger_volume,
+    other_class,
     pod_template,
     probe,
     resources,
@@ -145,10 +146,6 @@ def difference_in_metadata_volume(cluster: PolarKVCluster, claim: Mapping[str, A
     store, spec, name = cluster.spec.manager.metadata_store, claim["spec"], claim["metadata"]["name"]
     field = "manager.metadataStore"
     way_out = "set it back, or set type None, delete the claim, and set type SQLite again"
-    found = spec.get("storageClassName")
-    if store.storage_class_name not in (None, found):
-        return f"{field}.storageClassName is {store.storage_class_name}, but {name} is of {found}: {way_out}"
-    size = Quantity.parse(spec["resources"]["requests"]["storage"])
-    if size.value > store.volume_size.value:
-        return f"{field}.volumeSize is {store.volume_size}, but {name} has {size}, and volumes only grow: {way_out}"
-    return ""
+    return other_class(f"{field}.storageClassName", store.storage_class_name, name, spec, way_out) or larger_volume(
+        f"{field}.volumeSize", store.volume_size, name, spec, way_out
+    )
