@@ -51,6 +51,15 @@ def create(kubectl: Kubectl, path: str, value: object, name: str = "demo") -> st
     return ""
 
 
+def patch(kubectl: Kubectl, name: str, spec: dict[str, Any]) -> str:
+    """Change a cluster; return what the API server said, '' if it took it."""
+    try:
+        kubectl.run("patch", "pkv", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+    except KubectlError as error:
+        return str(error)
+    return ""
+
+
 def test_explain_reads_well(kubectl: Kubectl) -> None:
     text = kubectl.run("explain", "polarkvclusters.spec.cacheNodes.storage")
     assert "JBOD: a file system on each volume" in text
@@ -121,12 +130,7 @@ def test_what_cannot_be_done_in_place_is_refused_with_the_reason(
     changed["metadata"] = {"name": "changing"}
     kubectl.delete("pkv", "changing")
     kubectl.apply(changed)
-    patch = json.dumps({"spec": {"cacheNodes": {"storage": change}}})
-    try:
-        kubectl.run("patch", "pkv", "changing", "--type=merge", "-p", patch)
-        said = ""
-    except KubectlError as error:
-        said = str(error)
+    said = patch(kubectl, "changing", {"cacheNodes": {"storage": change}})
     assert (text in said) if text else (said == "")
 
 
@@ -145,12 +149,7 @@ def test_what_the_metadata_store_cannot_become_is_refused_with_the_way_out(
 ) -> None:
     kubectl.delete("pkv", "remembering")
     kubectl.apply({**with_field("manager.metadataStore", store), "metadata": {"name": "remembering"}})
-    patch = json.dumps({"spec": {"manager": {"metadataStore": change}}})
-    try:
-        kubectl.run("patch", "pkv", "remembering", "--type=merge", "-p", patch)
-        said = ""
-    except KubectlError as error:
-        said = str(error)
+    said = patch(kubectl, "remembering", {"manager": {"metadataStore": change}})
     assert (text in said) if text else (said == "")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.readme import blocks_in
 
 GUIDES = Path(__file__).parents[3] / "docs" / "engines"
 
@@ -30,9 +31,9 @@ class Command(NamedTuple):
 def block(engine: str, language: str) -> str:
     """A guide's first block of a language."""
     page = (GUIDES / f"{engine}.md").read_text(encoding="utf-8")
-    found = re.search(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"docs/engines/{engine}.md has no block of {language}"
-    return found[1]
+    found = blocks_in(page, language)
+    assert found, f"docs/engines/{engine}.md has no block of {language}"
+    return found[0]
 
 
 def command(engine: str, program: str) -> Command:
