@@ -91,7 +91,7 @@ def test_damage_beside_a_transfer_that_may_go_on_does_not_end_the_lease_cleanly(
         assert client.store(keys, payloads).stored == 2
         manager.chunks[keys[0]].checksum ^= 1
         two[1].freeze()
-        loaded = client.load(keys, targets, deadline_ms=400)
+        loaded = client.load(keys, targets, deadline_ms=1500)
         assert [chunk.reason for chunk in loaded.chunks] == [Reason.DAMAGED, Reason.TIMEOUT]
         assert settled(manager, m.ReportDamaged) == [m.ReportDamaged(2, keys[0], False)]
     manager.close()

@@ -115,7 +115,6 @@ class TcpPath:
         return extents
 
     def _read(self, sock: socket.socket, frame: Frame, grant: Grant, extents: list[Extent]) -> None:
-        by_reference = self._pool.can_sendfile and not _is_near(sock)
         sock.sendall(encode_frame(frame.op, frame.request_id, Empty()), socket.MSG_MORE if extents else 0)
         gate, moved_bytes = self._gate, 0
         try:
@@ -123,7 +122,7 @@ class TcpPath:
                 offset, left = extent.offset_bytes, HEADER_BYTES + extent.length_bytes
                 while left:
                     gate.still(grant)
-                    sent = self._send(sock, offset, min(left, PIECE_BYTES), by_reference)
+                    sent = self._send(sock, offset, min(left, PIECE_BYTES))
                     offset += sent
                     left -= sent
                     moved_bytes += sent
@@ -133,8 +132,8 @@ class TcpPath:
             self._counters.add(_READ_BYTES, moved_bytes)
         self._counters.add(_READS, len(extents))
 
-    def _send(self, sock: socket.socket, offset: int, size_bytes: int, by_reference: bool) -> int:
-        if by_reference:
+    def _send(self, sock: socket.socket, offset: int, size_bytes: int) -> int:
+        if self._pool.can_sendfile:
             return os.sendfile(sock.fileno(), self._pool.fd, offset, size_bytes)
         return sock.send(self._pool.view[offset : offset + size_bytes])
 
@@ -185,17 +184,6 @@ def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-
-
-def _is_near(sock: socket.socket) -> bool:
-    """Whether the client is on this machine.
-
-    Bytes that go by reference are then first read by the client, slowly; a copy leaves them in a cache that it shares.
-    """
-    try:
-        return bool(sock.getpeername()[0] == sock.getsockname()[0])
-    except OSError:  # it has just gone
-        return False
 
 
 def say_and_close(sock: socket.socket, failure: bytes) -> None:
