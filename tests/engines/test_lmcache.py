@@ -13,6 +13,7 @@ import yaml
 from tests.engines.support.environments import Environment
 from tests.engines.support.guides import block, command
 from tests.engines.support.interfaces import differences_in
+from tests.engines.support.patient import CLIENT, MANAGER
 from tests.local.support.world import World, running
 
 pytestmark = pytest.mark.timeout(180)
@@ -24,7 +25,7 @@ PREFIX = "remote_storage_plugin.polarkv."
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "32MiB", "64MiB") as world:
+    with running(1, "32MiB", "64MiB", manager=MANAGER) as world:
         yield world
 
 
@@ -49,7 +50,7 @@ def check(engine_environment: Callable[[str], Environment], tmp_path: Path) -> C
 
 
 def test_its_own_check_passes(check: Callable[..., str], world: World) -> None:
-    printed = check(connection=str(world.cluster.connection), patience=0)
+    printed = check(connection=str(world.cluster.connection), **CLIENT)
 
     # What is not there is not found; what was put is found, and its bytes are right.
     assert re.findall(r"(\d+)/5\D* passed", printed) == ["5"] * 5, printed[-6000:]

@@ -13,6 +13,7 @@ from polarkv_client.sync import SyncClient
 from tests.engines.support import sglang_runs
 from tests.engines.support.engine_process import EngineProcess, Nursery
 from tests.engines.support.environments import Environment
+from tests.engines.support.patient import MANAGER
 from tests.engines.support.sglang_runs import PROMPTS, Start
 from tests.local.support.world import World, running
 
@@ -28,7 +29,7 @@ def nursery(
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
-    with running(1, "128MiB", "256MiB") as world:
+    with running(1, "128MiB", "256MiB", manager=MANAGER) as world:
         yield world
 
 

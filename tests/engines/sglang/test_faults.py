@@ -9,7 +9,17 @@ from functools import partial
 import pytest
 
 from tests.engines.support.engine_process import EngineProcess
-from tests.engines.support.sglang_runs import CACHED, PAGE_TOKENS, Start, from_storage, generate, stored
+from tests.engines.support.patient import CLIENT
+from tests.engines.support.sglang_runs import (
+    CACHED,
+    PAGE_TOKENS,
+    Start,
+    attach,
+    connection,
+    from_storage,
+    generate,
+    stored,
+)
 from tests.local.support.world import World
 from tests.support.waiting import wait_until
 
@@ -80,6 +90,8 @@ def test_servers_die_during_a_stream_of_requests(engine: EngineProcess, world: W
 def test_a_manager_that_does_not_answer_costs_a_deadline(
     engine: EngineProcess, world: World, right: list[list[int]]
 ) -> None:
+    # The product's own defaults, other than in other tests here.
+    attach(engine, **connection(world), **{**dict.fromkeys(CLIENT), "patience": 0})
     stored(engine, world, 10)
     with world.stopped("manager"):
         answer = generate(engine, 10)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -174,7 +175,13 @@ def _become_engine(start: Callable[[dict[str, Any]], Any], order: dict[str, Any]
     os.dup2(log, 2)
     os.environ.update(order["variables"])
     multiprocessing.set_start_method("fork", force=True)
-    multiprocessing.set_start_method = lambda *_, **__: None  # engines ask for "spawn"
+    # Engines ask for "spawn", by which every process would import all of it once more.
+    fork = multiprocessing.get_context("fork")
+    setattr(multiprocessing, "set_start_method", lambda *_, **__: None)  # noqa: B010  (the other form is mypy's error)
+    setattr(multiprocessing, "get_context", lambda *_: fork)  # noqa: B010
+    # Ranks wait for each other's messages by this. Spinning, more of them than processors, they keep all others from
+    # running: Linux 6.18 was seen to run nothing else for seven seconds, neither the cache nor its own threads.
+    os.sched_yield = partial(time.sleep, 0)
     try:
         _serve(start, order["settings"], socket.socket(fileno=descriptor))
     finally:

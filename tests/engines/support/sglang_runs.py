@@ -11,6 +11,7 @@ from typing import Any
 from tests.engines.support.engine_process import CORES, EngineProcess, Nursery
 from tests.engines.support.environments import Environment
 from tests.engines.support.guides import command
+from tests.engines.support.patient import CLIENT
 from tests.local.support.world import World
 
 PROMPT_TOKENS = 520
@@ -26,8 +27,7 @@ DOCUMENTED = command("sglang", "sglang.launch_server").flags()
 PAGE_TOKENS = int(DOCUMENTED["page_size"])
 EXTRA = {
     **json.loads(DOCUMENTED["hicache_storage_backend_extra_config"]),
-    # Deterministic: a busy machine answers late, and a load that was given up is a miss.
-    "patience": 0,
+    **CLIENT,
     # The engine's own: prompts shorter than this are not looked up.
     "prefetch_threshold": PAGE_TOKENS,
 }

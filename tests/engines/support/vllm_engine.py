@@ -253,9 +253,10 @@ _INSIDE = threading.local()
 _LABELS = ("tier", "outcome", "direction", "source")
 
 if __name__ == "__main__":
-    # Once, for all engines that are forked from here: what an engine of one process uses takes most of its start.
+    # Once, for all engines that are forked from here: what an engine uses takes most of its start.
     import vllm.entrypoints.llm
     import vllm.v1.engine.core
+    import vllm.v1.executor.multiproc_executor
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
     serve_nursery(Engine)

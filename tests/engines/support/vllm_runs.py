@@ -11,22 +11,16 @@ from polarkv_client.layout import HEADER_BYTES
 from polarkv_dataplane.disk.attachment import Attachment
 from tests.engines.support.engine_process import CORES, EngineProcess, Nursery
 from tests.engines.support.environments import Environment
+from tests.engines.support.patient import CLIENT
 from tests.local.support.raw import RawClient
 from tests.local.support.world import World
 from tests.support.waiting import wait_until
 
-# Longer than in tests of faults: an engine on a CPU leaves other threads and processes waiting for seconds.
-PATIENT = {"read_lease_ms": 10_000, "write_ticket_ms": 10_000, "node_timeout_ms": 20_000}
-# An engine's threads spin, and on few cores others wait for seconds: that must not make misses of hits.
-PATIENCE = {
-    "lookup_deadline_ms": 5000, "connect_timeout_ms": 5000, "manager_timeout_ms": 5000, "load_deadline_ms": 15_000,
-    "patience": 0,
-}  # fmt: skip
 BLOCK = 32
 CHUNK = 128
 _VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "-".join(CORES),
-    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_LOGGING_LEVEL": "INFO", "OMP_NUM_THREADS": str(len(CORES)),
 }  # fmt: skip
 _OTHER = bytes((byte * 7 + 1) % 128 for byte in range(256))  # small numbers in any type: no NaN, no infinity
 MODULE = "tests.engines.support.vllm_engine"
@@ -41,10 +35,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 def transfer(connection: Path | None, **settings: Any) -> dict[str, Any]:
     """vLLM's ``kv_transfer_config`` for a cluster; None: what the environment says.
 
-    Lookups and the manager may take long (:data:`PATIENCE`); tests of slow answers say otherwise.
+    Lookups and the manager may take long (:data:`patient.CLIENT`); tests of slow answers say otherwise.
     """
     where = {"connection": str(connection)} if connection else {}
-    extra = {"chunk_tokens": CHUNK, **PATIENCE, **where, **settings}
+    extra = {"chunk_tokens": CHUNK, **CLIENT, **where, **settings}
     return {
         "kv_connector": "PolarKVConnector", "kv_connector_module_path": "polarkv_client.connectors.vllm",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra,

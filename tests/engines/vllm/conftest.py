@@ -8,7 +8,8 @@ import pytest
 
 from tests.engines.support.engine_process import EngineProcess, Nursery
 from tests.engines.support.environments import Environment
-from tests.engines.support.vllm_runs import PATIENT, nursery
+from tests.engines.support.patient import MANAGER
+from tests.engines.support.vllm_runs import nursery
 from tests.local.support.world import World, running
 
 
@@ -30,5 +31,5 @@ def vllm(vllm_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "256MiB", "512MiB", manager=PATIENT) as world:
+    with running(1, "256MiB", "512MiB", manager=MANAGER) as world:
         yield world

@@ -21,7 +21,8 @@ from polarkv_client.config import load_config
 from polarkv_operator.resources.engine_arguments import Engine, arguments
 from tests.engines.support.environments import Environment
 from tests.engines.support.guides import command
-from tests.engines.support.vllm_runs import PATIENT, ROOT
+from tests.engines.support.patient import MANAGER
+from tests.engines.support.vllm_runs import ROOT
 from tests.local.support.world import World, running
 from tests.support.waiting import wait_until
 
@@ -34,7 +35,7 @@ CHUNK = 128  # the engine's block: as little as possible is left to compute
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "512MiB", "512MiB", manager=PATIENT) as world:
+    with running(1, "512MiB", "512MiB", manager=MANAGER) as world:
         yield world
 
 
