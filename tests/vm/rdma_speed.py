@@ -1,7 +1,7 @@
 """What RDMA costs here: the client, one transport's call, and a bare loop of verbs, on the same device and kernel.
 
 ``python -m tests.vm.support run -- python -m tests.vm.rdma_speed``. Not a test: a machine with other work to do has no
-speed. Figures are GB/s of payload, the best of several rounds, and microseconds an operation.
+speed. Figures are GB/s of payload, the median and the best of several rounds, and microseconds an operation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import mmap
 import re
 import secrets
+import statistics
 import subprocess
 import tempfile
 import threading
@@ -37,14 +38,14 @@ MIB = 1 << 20
 TOTAL_BYTES = 64 * MIB
 DEPTH = 16
 OWN_BUFFERS = 12  # queue pairs
-ROUNDS = 5
+ROUNDS = 9
 
 
 Moves = dict[str, Callable[[], None]]
 
 
-def race(ways: dict[str, Moves]) -> dict[str, dict[str, float]]:
-    """GB/s of each way's fastest round. Rounds alternate, so that all have the same machine."""
+def race(ways: dict[str, Moves]) -> dict[str, dict[str, list[float]]]:
+    """GB/s of each way's rounds, slowest first. Rounds alternate, so that all have the same machine."""
     times: dict[tuple[str, str], list[float]] = {}
     for _ in range(ROUNDS):
         for direction in ("WRITE", "READ"):
@@ -52,10 +53,16 @@ def race(ways: dict[str, Moves]) -> dict[str, dict[str, float]]:
                 begin = time.perf_counter()
                 moves[direction]()
                 times.setdefault((direction, way), []).append(time.perf_counter() - begin)
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     for (direction, way), spent in times.items():
-        found.setdefault(direction, {})[way] = TOTAL_BYTES / min(spent) / 1e9
+        found.setdefault(direction, {})[way] = sorted(TOTAL_BYTES / seconds / 1e9 for seconds in spent)
     return found
+
+
+def shown(of: Callable[[list[float]], float], speeds: dict[str, list[float]]) -> str:
+    """One figure of each way's, and in brackets what part of the bare loop's that is."""
+    one = {way: of(speed) for way, speed in speeds.items()}
+    return ", ".join(f"{way} {speed:.3f} ({speed / one['bare']:.2f})" for way, speed in one.items())
 
 
 class Loop:
@@ -193,9 +200,9 @@ def cycles_mhz() -> float:
 @contextmanager
 def processor_speed() -> Iterator[None]:
     """User-Mode Linux does not say what perftest asks it: without the cycles in a second it reports a speed of 0."""
-    shown = Path("/proc/cpuinfo").read_text(encoding="ascii")
+    said = Path("/proc/cpuinfo").read_text(encoding="ascii")
     with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
-        file.write(f"{shown.rstrip()}\ncpu MHz\t\t: {cycles_mhz():.3f}\n\n")
+        file.write(f"{said.rstrip()}\ncpu MHz\t\t: {cycles_mhz():.3f}\n\n")
         file.flush()
         subprocess.run(["mount", "--bind", file.name, "/proc/cpuinfo"], check=True)
         try:
@@ -205,7 +212,7 @@ def processor_speed() -> Iterator[None]:
 
 
 def perftest(program: str, chunk_bytes: int, own_buffers: bool) -> str:
-    """GB/s between the two devices by ``ib_read_bw`` or ``ib_write_bw``, the best of several; or why there is none.
+    """GB/s between the two devices by ``ib_read_bw`` or ``ib_write_bw``, median and best; or why there is none.
 
     A queue pair of perftest's moves one buffer again and again, out of the processor's cache. With ``own_buffers`` each
     operation under way has a queue pair, and so a buffer, of its own: closer to the others, which move every byte once.
@@ -233,7 +240,7 @@ def perftest(program: str, chunk_bytes: int, own_buffers: bool) -> str:
         finally:
             server.kill()
             server.communicate()
-    return f"{max(found):.3f}" if found else failed
+    return f"{statistics.median(found):.3f} (best {max(found):.3f})" if found else failed
 
 
 def listens(port: int) -> bool:
@@ -247,8 +254,8 @@ def main() -> None:
         with bare(chunk_bytes) as loop, one_call(chunk_bytes) as call, whole_client(chunk_bytes) as client:
             found = race({"bare": loop, "transport": call, "client": client})
         for direction, speeds in found.items():
-            shown = ", ".join(f"{way} {speed:.3f} ({speed / speeds['bare']:.2f})" for way, speed in speeds.items())
-            print(f"{chunk_bytes // MIB} MiB {direction:5}: {shown}", flush=True)
+            for name, of in (("median", statistics.median), ("best", max)):
+                print(f"{chunk_bytes // MIB} MiB {direction:5} {name:6}: {shown(of, speeds)}", flush=True)
         with processor_speed():
             for program in ("ib_write_bw", "ib_read_bw"):
                 one, own = (perftest(program, chunk_bytes, own_buffers) for own_buffers in (False, True))
