@@ -53,6 +53,25 @@ def test_a_slot_holds_header_payload_and_nothing_of_its_previous_owner(bench: Be
     assert raw[5064:] == bytes(len(raw) - 5064)
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["ascending", "descending"])
+def test_neighbouring_slots_hold_nothing_of_their_previous_owners(bench: Bench, order: int) -> None:
+    """With every length of rest: none, one byte, all but a header's length of 4 KiB, all but a byte of it."""
+    lengths = [5000, 8128, 8127, 4097, 4096, 4033, 8000]
+    stride = layout.stride_bytes(max(lengths))
+    old = bench.store([payload(8128, seed) for seed in range(len(lengths))])
+    chunks = [payload(length, 100 + place) for place, length in enumerate(lengths)]
+    new = [
+        Extent(place, key(50 + place), before.offset_bytes, length)
+        for place, (before, length) in enumerate(zip(old, lengths, strict=True))
+    ]
+    assert [extent.offset_bytes - old[0].offset_bytes for extent in new] == [stride * place for place in range(7)]
+    bench.transport.write(bench.grant(Access.WRITE, new), picks(new, list(chunks))[::order], soon())
+    for extent, chunk in zip(new, chunks, strict=True):
+        raw = bench.peek(extent.offset_bytes, stride)
+        assert layout.unpack_header(raw) == layout.Header(extent.key, len(chunk), layout.checksum([chunk]), 9)
+        assert raw[layout.HEADER_BYTES :] == chunk + bytes(stride - layout.HEADER_BYTES - len(chunk))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_scatter_lists_of_any_cut(bench: Bench, seed: int) -> None:
     rng = random.Random(seed)
