@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from typing import Any
 
 import pytest
 
 from polarkv_client.sync import SyncClient
-from tests.engines.support import sglang_runs
+from tests.engines.support import costs, sglang_runs
 from tests.engines.support.engine_process import EngineError, EngineProcess
 from tests.engines.support.sglang_runs import (
     CACHED,
@@ -153,3 +155,23 @@ def test_wrong_configurations_say_what_is_wrong_and_an_unreachable_cache_is_none
 
     assert [answer["cached"], again["cached"]] == [0, 0]
     assert [answer["tokens"], again["tokens"]] == [right[5]] * 2
+
+
+@PAGE_FIRST
+def test_what_it_costs(engine: EngineProcess, world: World) -> None:
+    """The connector's own CPU seconds a request, in the engine's calls and on its own threads, of the scheduler's."""
+    attach(engine, **connection(world), module_path="tests.engines.support.sglang_costs", class_name="Costed")
+    file = world.cluster.connection.with_name(costs.FILE)
+    generate(engine, 60)
+    engine.call("flush")
+    seen = [json.loads(file.read_text())]
+    for _ in ("stored", "loaded"):
+        for number in range(61, 71):
+            generate(engine, number)
+            engine.call("flush")
+        seen.append(json.loads(file.read_text()))
+    for name, (before, after) in zip(("stored", "loaded"), itertools.pairwise(seen), strict=True):
+        spent = {kind: (after[kind] - before[kind]) / 10 for kind in after}
+        print(f"{name}: CPU seconds a request {spent}")
+        assert 0 < spent["calls"] + spent["threads"] <= 0.1 * spent["engine"]
+    attach(engine, **connection(world))

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from tests.engines.support.costs import own_threads, timed
 from tests.engines.support.engine_process import serve_nursery
 from tests.support.waiting import wait_until
 
@@ -125,12 +126,12 @@ class Engine:
         spent = {"calls": 0.0}
         for name, method in list(vars(PolarKVConnector).items()):
             if callable(method) and not name.startswith("__"):
-                self._patch(PolarKVConnector, name, _timed(method, spent, "calls"))
-        before = _own_threads()
+                self._patch(PolarKVConnector, name, timed(method, spent, "calls"))
+        before = own_threads()
         answers = [self.generate([one]) for one in prompts]
         self.mend()
         self.reset()  # what is still being stored belongs to these prompts
-        threads = sum(seconds - before.get(thread, 0.0) for thread, seconds in _own_threads().items())
+        threads = sum(seconds - before.get(thread, 0.0) for thread, seconds in own_threads().items())
         found = {"calls": spent["calls"] / len(prompts), "threads": threads / len(prompts)}
         return {**found, "cached_tokens": sum(answer["cached"][0] for answer in answers) / len(prompts)}
 
@@ -227,29 +228,6 @@ class Engine:
         return dict(self._orders)
 
 
-def _timed(method: Any, spent: dict[str, float], kind: str) -> Any:
-    """The method, with its thread's CPU time added; of calls inside calls the outer one counts."""
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_INSIDE, "it", False):
-            return method(*args, **kwargs)
-        _INSIDE.it, began = True, time.thread_time()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            _INSIDE.it = False
-            spent[kind] += time.thread_time() - began
-
-    return timed
-
-
-def _own_threads() -> dict[int, float]:
-    """CPU seconds of each thread that the connector and its client have made: lookups, moves, copies, upkeep."""
-    own = [each for each in threading.enumerate() if each.name.startswith("polarkv-") and each.ident is not None]
-    return {each.ident: time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in own if each.ident}
-
-
-_INSIDE = threading.local()
 _LABELS = ("tier", "outcome", "direction", "source")
 
 if __name__ == "__main__":
