@@ -61,10 +61,10 @@ def p99(seconds: Sequence[float]) -> float:
 
 
 # Long prompts, on an engine that has work; and short ones that take a tenth of a second each, of which a wait of a
-# second would make ten.
+# second would make ten. Twenty requests come after the fault: long enough for a breaker to open and to be probed.
 STREAMS = [
-    Stream("long", tuple(prompt(1700, seed) for seed in range(20, 25)), 5, 4),
-    Stream("short", tuple(prompt(600, seed) for seed in range(30, 35)), 1, 20),
+    Stream("long", tuple(prompt(1300, seed) for seed in range(20, 25)), 5, 6),
+    Stream("short", tuple(prompt(600, seed) for seed in range(30, 35)), 1, 30),
 ]
 
 
