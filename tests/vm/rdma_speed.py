@@ -59,7 +59,7 @@ def race(ways: dict[str, Moves]) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def shown(of: Callable[[list[float]], float], speeds: dict[str, list[float]]) -> str:
+def figures(of: Callable[[list[float]], float], speeds: dict[str, list[float]]) -> str:
     """One figure of each way's, and in brackets what part of the bare loop's that is."""
     one = {way: of(speed) for way, speed in speeds.items()}
     return ", ".join(f"{way} {speed:.3f} ({speed / one['bare']:.2f})" for way, speed in one.items())
@@ -200,9 +200,9 @@ def cycles_mhz() -> float:
 @contextmanager
 def processor_speed() -> Iterator[None]:
     """User-Mode Linux does not say what perftest asks it: without the cycles in a second it reports a speed of 0."""
-    said = Path("/proc/cpuinfo").read_text(encoding="ascii")
+    shown = Path("/proc/cpuinfo").read_text(encoding="ascii")
     with tempfile.NamedTemporaryFile("w", encoding="ascii") as file:
-        file.write(f"{said.rstrip()}\ncpu MHz\t\t: {cycles_mhz():.3f}\n\n")
+        file.write(f"{shown.rstrip()}\ncpu MHz\t\t: {cycles_mhz():.3f}\n\n")
         file.flush()
         subprocess.run(["mount", "--bind", file.name, "/proc/cpuinfo"], check=True)
         try:
@@ -255,7 +255,7 @@ def main() -> None:
             found = race({"bare": loop, "transport": call, "client": client})
         for direction, speeds in found.items():
             for name, of in (("median", statistics.median), ("best", max)):
-                print(f"{chunk_bytes // MIB} MiB {direction:5} {name:6}: {shown(of, speeds)}", flush=True)
+                print(f"{chunk_bytes // MIB} MiB {direction:5} {name:6}: {figures(of, speeds)}", flush=True)
         with processor_speed():
             for program in ("ib_write_bw", "ib_read_bw"):
                 one, own = (perftest(program, chunk_bytes, own_buffers) for own_buffers in (False, True))

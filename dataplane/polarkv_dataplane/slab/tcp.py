@@ -67,7 +67,7 @@ class TcpPath:
             if frame.op == Op.SLAB_RDMA_CONNECT and self._rdma is not None:
                 self._rdma.serve(sock, frame)
                 return
-            # Over loopback the client itself works on the processor its bytes come in on; two copies need two.
+            # Over loopback the client itself works on the processor its bytes come in on; both ends at work need two.
             with contextlib.suppress(OSError):
                 step_aside(sock.getsockopt(socket.SOL_SOCKET, _SO_INCOMING_CPU))
             self._answer(sock, frame)

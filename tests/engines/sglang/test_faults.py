@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.engines.support.engine_process import EngineProcess
-from tests.engines.support.patient import CLIENT
+from tests.engines.support.patient import DEFAULTS
 from tests.engines.support.sglang_runs import (
     CACHED,
     PAGE_TOKENS,
@@ -90,13 +90,13 @@ def test_servers_die_during_a_stream_of_requests(engine: EngineProcess, world: W
 def test_a_manager_that_does_not_answer_costs_a_deadline(
     engine: EngineProcess, world: World, right: list[list[int]]
 ) -> None:
-    # The product's own defaults, other than in other tests here.
-    attach(engine, **connection(world), **{**dict.fromkeys(CLIENT), "patience": 0})
+    attach(engine, **connection(world), **{**DEFAULTS, "patience": 0})
     stored(engine, world, 10)
     with world.stopped("manager"):
         answer = generate(engine, 10)
     assert (answer["tokens"], answer["cached"]) == (right[10], 0)
     hits_again(engine, 10, right[10])
+    attach(engine, **connection(world))  # the tests after this one are not of what is late
 
 
 def test_an_engine_dies_while_it_stores(start: Start, engine: EngineProcess, right: list[list[int]]) -> None:

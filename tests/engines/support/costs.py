@@ -10,8 +10,8 @@ FILE = "costs.json"  # beside the connection file, where what was counted must l
 _INSIDE = threading.local()
 
 
-def timed(method: Any, spent: dict[str, float], kind: str) -> Any:
-    """The method, with its thread's CPU time added; of calls inside calls the outer one counts."""
+def timed(method: Any, spent: dict[str, float]) -> Any:
+    """The method, with its thread's CPU time added to "calls"; of calls inside calls the outer one counts."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if getattr(_INSIDE, "it", False):
@@ -21,12 +21,15 @@ def timed(method: Any, spent: dict[str, float], kind: str) -> Any:
             return method(*args, **kwargs)
         finally:
             _INSIDE.it = False
-            spent[kind] += time.thread_time() - began
+            spent["calls"] += time.thread_time() - began
 
     return call
 
 
 def own_threads() -> dict[int, float]:
     """CPU seconds of each thread that the connector and its client have made: lookups, moves, copies, upkeep."""
-    own = [each for each in threading.enumerate() if each.name.startswith("polarkv-") and each.ident is not None]
-    return {each.ident: time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in own if each.ident}
+    return {
+        each.ident: time.clock_gettime(time.pthread_getcpuclockid(each.ident))
+        for each in threading.enumerate()
+        if each.ident and each.name.startswith("polarkv-")
+    }

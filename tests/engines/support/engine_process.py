@@ -177,8 +177,8 @@ def _become_engine(start: Callable[[dict[str, Any]], Any], order: dict[str, Any]
     multiprocessing.set_start_method("fork", force=True)
     # Engines ask for "spawn", by which every process would import all of it once more.
     fork = multiprocessing.get_context("fork")
-    setattr(multiprocessing, "set_start_method", lambda *_, **__: None)  # noqa: B010  (the other form is mypy's error)
-    setattr(multiprocessing, "get_context", lambda *_: fork)  # noqa: B010
+    multiprocessing.set_start_method = lambda *_, **__: None
+    setattr(multiprocessing, "get_context", lambda *_: fork)  # noqa: B010  (the other form is mypy's error)
     # Ranks wait for each other's messages by this. Spinning, more of them than processors, they keep all others from
     # running: Linux 6.18 was seen to run nothing else for seven seconds, neither the cache nor its own threads.
     os.sched_yield = partial(time.sleep, 0)

@@ -22,7 +22,7 @@ class Costed(PolarKVStorage):
         self._file = Path(storage_config.extra_config["connection"]).with_name(FILE)
         self._spent = {"calls": 0.0}
         for name in ("batch_exists", "batch_get_v1", "batch_set_v1"):
-            setattr(self, name, self._noted(timed(getattr(self, name), self._spent, "calls")))
+            setattr(self, name, self._noted(timed(getattr(self, name), self._spent)))
         super().__init__(storage_config, *more)
 
     def _noted(self, method: Any) -> Any:

@@ -126,7 +126,7 @@ class Engine:
         spent = {"calls": 0.0}
         for name, method in list(vars(PolarKVConnector).items()):
             if callable(method) and not name.startswith("__"):
-                self._patch(PolarKVConnector, name, timed(method, spent, "calls"))
+                self._patch(PolarKVConnector, name, timed(method, spent))
         before = own_threads()
         answers = [self.generate([one]) for one in prompts]
         self.mend()

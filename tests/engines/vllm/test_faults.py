@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.support.engine_process import EngineProcess
-from tests.engines.support.patient import CLIENT
+from tests.engines.support.patient import DEFAULTS
 from tests.engines.support.vllm_runs import CHUNK, engine, prompt, transfer
 from tests.local.support.world import World, running
 from tests.support.waiting import wait_until
@@ -125,9 +125,7 @@ def cached(
     request: pytest.FixtureRequest, vllm: EngineProcess, models: Path, world: World, baseline: Baseline
 ) -> Cached:
     stream: Stream = request.param
-    # The product's own defaults, other than in other tests here.
-    unset = dict.fromkeys(CLIENT)
-    settings = transfer(world.cluster.connection, **{**unset, "breaker_longest_ms": 500})
+    settings = transfer(world.cluster.connection, **DEFAULTS, breaker_longest_ms=500)
     vllm.call("open", **{**engine(models / "llama", kv_transfer_config=settings), **ROOM})
     return Cached(vllm, stream, baseline.tokens[stream.name])
 
