@@ -20,7 +20,7 @@ class Costed(PolarKVStorage):
 
     def __init__(self, storage_config: Any, *more: Any) -> None:
         self._file = Path(storage_config.extra_config["connection"]).with_name(FILE)
-        self._spent = {"calls": 0.0}
+        self._spent = {"calls": 0.0, "made": 0}
         for name in ("batch_exists", "batch_get_v1", "batch_set_v1"):
             setattr(self, name, self._noted(timed(getattr(self, name), self._spent)))
         super().__init__(storage_config, *more)

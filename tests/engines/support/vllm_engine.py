@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tests.engines.support.costs import own_threads, timed
+from tests.engines.support import costs
 from tests.engines.support.engine_process import serve_nursery
 from tests.support.waiting import wait_until
 
@@ -123,16 +123,18 @@ class Engine:
         """The connector's own CPU seconds for each of these prompts: in the engine's calls, and on its own threads."""
         from polarkv_client.connectors.vllm.connector import PolarKVConnector
 
-        spent = {"calls": 0.0}
+        spent = {"calls": 0.0, "made": 0}
+        half = self._core().scheduler.get_kv_connector()
+        connector = PolarKVConnector if half is None else type(half)
         for name, method in list(vars(PolarKVConnector).items()):
-            if callable(method) and not name.startswith("__"):
-                self._patch(PolarKVConnector, name, timed(method, spent))
-        before = own_threads()
+            if callable(method) and not name.startswith("_"):
+                self._patch(connector, name, costs.timed(getattr(connector, name), spent))
+        before = costs.own_threads()
         answers = [self.generate([one]) for one in prompts]
         self.mend()
         self.reset()  # what is still being stored belongs to these prompts
-        threads = sum(seconds - before.get(thread, 0.0) for thread, seconds in own_threads().items())
-        found = {"calls": spent["calls"] / len(prompts), "threads": threads / len(prompts)}
+        threads = sum(seconds - before.get(thread, 0.0) for thread, seconds in costs.own_threads().items())
+        found = {name: each / len(prompts) for name, each in {**spent, "threads": threads}.items()}
         return {**found, "cached_tokens": sum(answer["cached"][0] for answer in answers) / len(prompts)}
 
     def preemptions(self) -> int:

@@ -15,6 +15,7 @@ from tests.local.support.world import World
 pytestmark = pytest.mark.timeout(600)
 PROMPT = prompt(600, 31)
 COSTED = 900  # tokens; what an engine computes for them is small beside any real request
+NOTHING = {"kv_connector": "Nothing", "kv_connector_module_path": "tests.engines.support.vllm_nothing"}
 NOWHERE = "tcp://127.0.0.1:9"
 
 
@@ -44,12 +45,14 @@ def test_a_wrong_token_stops_the_start(vllm: EngineProcess, models: Path, world:
 
 
 def test_what_it_costs(vllm: EngineProcess, models: Path, world: World) -> None:
-    """The connector's own CPU time a request, in the engine's calls and on all of its threads, beside the engine's.
+    """The connector's own CPU time a request, in the engine's calls and on all of its threads.
 
-    Its own is compared: an engine's threads wait by spinning, so that the whole depends on what else the machine does.
+    Small amounts are compared with each other, those of the same run: the engine's threads wait by spinning, so that
+    its whole depends on what else the machine does. A connector that does nothing shows what calling one costs.
     """
     ways: dict[str, dict[str, Any]] = {
         "no connector": {},
+        "nothing": {"kv_transfer_config": transfer(None) | NOTHING},
         "switched off": {"kv_transfer_config": transfer(None, enabled=False)},
         "nobody there": {"kv_transfer_config": transfer(None, endpoint=NOWHERE)},
         "stored": {"kv_transfer_config": transfer(world.cluster.connection)},
@@ -72,6 +75,5 @@ def test_what_it_costs(vllm: EngineProcess, models: Path, world: World) -> None:
     assert own["stored"]["cached_tokens"] == own["nobody there"]["cached_tokens"] == 0
     spent = {name: each["calls"] + each["threads"] for name, each in own.items()}
     assert spent["no connector"] == 0
-    assert spent["switched off"] <= 0.005 * whole["no connector"]
-    assert spent["nobody there"] <= 0.02 * whole["no connector"]
-    assert max(spent["stored"], spent["loaded"]) <= 0.1 * whole["no connector"]
+    assert 0 < spent["switched off"] <= 2 * spent["nothing"]
+    assert spent["nobody there"] <= max(spent["stored"], spent["loaded"]) <= 0.1 * whole["no connector"]
