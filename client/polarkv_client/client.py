@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -185,46 +185,62 @@ class Operations:
     def exists(self, keys: Sequence[bytes], scope: Scope) -> list[Tier]:
         """See :meth:`SyncClient.exists`."""
         _check_keys(keys)
-        manager = self.engine.manager
+        tiers: list[Tier] = []
         try:
-            routes = manager.route(keys)
-            if len(routes) == 1:
-                return _tiers(manager.exists(routes[0][0], join_keys(keys), scope.deadline))
-            tiers = [Tier.NONE] * len(keys)
-            for channel, places in routes:
-                found = manager.exists(channel, join_keys([keys[place] for place in places]), scope.deadline)
-                for place, tier in zip(places, found, strict=True):
-                    tiers[place] = _TIERS[tier]
-            return tiers
+            for batch in self._batches(keys):
+                tiers += self._exists(batch, scope)
         except Exception as caught:
             self._note(caught, "exists")
-            return [Tier.NONE] * len(keys)
+        return tiers + [Tier.NONE] * (len(keys) - len(tiers))
+
+    def _exists(self, keys: Sequence[bytes], scope: Scope) -> list[Tier]:
+        manager = self.engine.manager
+        tiers = [Tier.NONE] * len(keys)
+        for channel, places in manager.route(keys):
+            found = manager.exists(channel, join_keys([keys[place] for place in places]), scope.deadline)
+            for place, tier in zip(places, found, strict=True):
+                tiers[place] = _TIERS[tier]
+        return tiers
 
     def match_prefix(self, keys: Sequence[bytes], scope: Scope) -> list[Tier]:
         """See :meth:`SyncClient.match_prefix`."""
         _check_keys(keys)
-        manager = self.engine.manager
+        tiers: list[Tier] = []
         try:
-            routes = manager.route(keys)
-            if len(routes) == 1:
-                return _tiers(manager.match_prefix(routes[0][0], join_keys(keys), scope.deadline))
+            for batch in self._batches(keys):
+                found = self._match_prefix(batch, scope)
+                tiers += found
+                if len(found) < len(batch):
+                    break
         except Exception as caught:
             self._note(caught, "match_prefix")
-            return []
-        tiers = self.exists(keys, scope)  # no shard sees the whole prefix
+        return tiers
+
+    def _match_prefix(self, keys: Sequence[bytes], scope: Scope) -> list[Tier]:
+        manager = self.engine.manager
+        routes = manager.route(keys)
+        if len(routes) == 1:
+            return _tiers(manager.match_prefix(routes[0][0], join_keys(keys), scope.deadline))
+        tiers = self._exists(keys, scope)  # no shard sees the whole prefix
         return tiers[: next((place for place, tier in enumerate(tiers) if not tier), len(tiers))]
 
     def prefetch(self, keys: Sequence[bytes], scope: Scope) -> bool:
         """See :meth:`SyncClient.prefetch`."""
         _check_keys(keys)
+        manager = self.engine.manager
         try:
-            for channel, places in self.engine.manager.route(keys):
-                joined = join_keys([keys[place] for place in places])
-                self.engine.manager.prefetch(channel, joined, scope.deadline)
+            for batch in self._batches(keys):
+                for channel, places in manager.route(batch):
+                    manager.prefetch(channel, join_keys([batch[place] for place in places]), scope.deadline)
         except Exception as caught:
             self._note(caught, "prefetch")
             return False
         return True
+
+    def _batches(self, keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+        """What one message may name."""
+        for start in range(0, len(keys), self.config.batch_keys):
+            yield keys[start : start + self.config.batch_keys]
 
     def status(self) -> ClientStatus:
         """See :meth:`SyncClient.status`."""

@@ -108,6 +108,13 @@ def test_batches_are_cut_and_every_byte_arrives(manager: SmallManager, kind: str
         assert targets == payloads
         requests = manager.requests(m.AcquireRead)
         assert len(requests) >= 14
+        del manager.chunks[keys[30]]
+        assert client.match_prefix(keys) == [Tier.MEMORY] * 30
+        assert client.exists(keys) == [Tier.MEMORY] * 30 + [Tier.NONE] + [Tier.MEMORY] * 9
+        assert client.prefetch(keys)
+        asked = manager.requests(m.Keys)
+        assert len(asked) == 11 + 14
+        requests += asked + manager.requests(m.Prefetch)
         assert all(len(request.keys) <= 3 * 32 for request in requests)  # type: ignore[attr-defined]
 
 

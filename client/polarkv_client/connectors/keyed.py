@@ -7,7 +7,7 @@ loads and stores. What a request may wait for the cache, and whether a load is w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from polarkv_client.client import Operations
@@ -44,18 +44,12 @@ class Keyed:
     def match(self, digests: Sequence[bytes]) -> Match:
         """Look up the longest prefix that is there. What of it is on disk is on its way to memory afterwards."""
         scope = self._scope(len(digests), self._config.lookup_deadline_ms)
-        tiers: list[Tier] = []
-        for batch in self._batches(digests):
-            found = self._operations.match_prefix(batch, scope)
-            tiers += found
-            if len(found) < len(batch):
-                break
+        tiers = self._operations.match_prefix(digests, scope)
         if not self._worth(tiers):
             self._misses.looked_up(digests, 0, self._chunk_tokens)
             return Match(0, len(tiers))
         on_disk = [digest for digest, tier in zip(digests, tiers, strict=False) if tier is Tier.DISK]
-        for batch in self._batches(on_disk):
-            self._operations.prefetch(batch, scope)
+        self._operations.prefetch(on_disk, scope)
         self._misses.looked_up(digests, len(tiers), self._chunk_tokens)
         return Match(len(tiers), 0)
 
@@ -87,7 +81,3 @@ class Keyed:
     def _scope(self, chunks: int, most_ms: int) -> Scope:
         """The bounds of what a request waits for."""
         return self._operations.scope(self._patience.wait_ms(chunks * self._chunk_tokens, most_ms))
-
-    def _batches(self, digests: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-        for start in range(0, len(digests), self._config.batch_keys):
-            yield digests[start : start + self._config.batch_keys]
