@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polarkv_client.connectors.identity import engine_namespace, fingerprint, model_name
+from polarkv_client.connectors.identity import Adapters, engine_namespace, fingerprint, model_name
 from polarkv_client.connectors.settings import ConnectorConfig
 
 BASE: dict[str, Any] = {
@@ -54,7 +54,6 @@ def model(folder: Path, *, weights: bytes = b"", **settings: object) -> Path:
 
 
 def fresh(folder: Path) -> str:
-    fingerprint.cache_clear()
     return fingerprint(str(folder))
 
 
@@ -74,6 +73,31 @@ def test_another_training_has_another_fingerprint(tmp_path: Path) -> None:
     assert first != fresh(model(tmp_path / "b", weights=head + bytes([2]) * (4 << 20)))
     assert first != fresh(model(tmp_path / "c", weights=head + bytes([1]) * (4 << 20), hidden_size=16))
     assert first != fresh(model(tmp_path / "d", weights=head + bytes([1]) * (5 << 20)))
+
+
+def test_a_model_may_be_one_file(tmp_path: Path) -> None:
+    for folder, numbers in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m.gguf").write_bytes(numbers * 10_000)
+    one, copy, other = (str(tmp_path / folder / "m.gguf") for folder in "abc")
+    assert model_name(one) == model_name(other) == "m.gguf"
+    assert fresh(Path(one)) == fresh(Path(copy)) != fresh(Path(other))
+
+
+def test_an_adapter_that_may_have_either_weights_has_no_fingerprint(tmp_path: Path) -> None:
+    adapters = Adapters()
+    path = tmp_path / "adapter"
+    assert adapters.fingerprint(1, str(path)) is None, "nothing is there to be read"
+    model(path, weights=b"1" * 10_000)
+    first = adapters.fingerprint(1, str(path))
+    assert first == fresh(path)
+    (path / "model.safetensors").write_bytes(b"2" * 10_000)
+    assert adapters.fingerprint(1, str(path)) is None, "the engine may have the former"
+    assert adapters.fingerprint(2, str(path)) == fresh(path) != first
+    (path / "model.safetensors").write_bytes(b"1" * 10_000)
+    assert adapters.fingerprint(1, str(path)) == first
+    (path / "adapter_config.json").write_text('{"lora_alpha": 32}')
+    assert adapters.fingerprint(1, str(path)) is None, "the same numbers, with another weight"
 
 
 def test_without_weights_the_name_and_revision_must_do(tmp_path: Path) -> None:

@@ -274,6 +274,7 @@ def test_drafts_that_no_one_has_accepted_are_not_stored(make: Make) -> None:
     half = make()
     one = request(15)
     half.matched(one)
+    half.plan(one)
     one.num_computed_tokens = 19
     (store,) = half.plan(one).stores
     assert store.chunks == 1
@@ -285,6 +286,8 @@ def test_what_is_in_the_cache_is_not_stored_again(make: Make) -> None:
     half.know(one.all_token_ids, MEMORY, MEMORY)
     half.side.new_request(one)
     assert half.matched(one, 24) == (0, False)  # the engine has it too, and does not ask
+    one.num_computed_tokens = 23
+    half.plan(one)
     one.num_computed_tokens = 24
     wait_until(lambda: half.side._tracked["r"].lookup.done, "the answer")  # type: ignore[union-attr]
     (store,) = half.plan(one).stores
@@ -296,6 +299,7 @@ def test_blocks_are_held_when_they_may_be_read_and_only_then(make: Make) -> None
     one, two, short = request(20, "one"), request(20, "two"), request(7, "short")
     for each in (one, two, short):
         half.matched(each)
+        half.plan(each)
         each.num_computed_tokens = each.num_tokens
     assert half.side.finished(short, []) is False
     assert half.side.finished(one, range(1, 6)) is True
@@ -328,15 +332,71 @@ def test_a_failed_load_is_computed_and_what_was_missing_is_stored(make: Make) ->
     half.side.arrived({"r"}, {3, 4, 5, 6})
     one.num_computed_tokens = 8
     assert half.matched(one) == (0, False), "it would be loaded, and fail, for ever"
+    half.plan(one)
     one.num_computed_tokens = 28
     (store,) = half.plan(one).stores
     assert store.rank_keys(0) == chunk_keys(half.namespaces[0], one.all_token_ids)[1:]
+
+
+def test_what_another_connector_loads_is_not_stored_before_a_token_after_it_is_computed(make: Make) -> None:
+    half = make()
+    one, aborted = request(20, "one"), request(20, "aborted")
+    for each in (one, aborted):
+        assert half.matched(each) == (0, False)
+        each.num_computed_tokens = 16  # as the engine says while another connector is still loading
+    assert half.side.finished(aborted, range(1, 6)) is False
+    assert half.plan(one).stores == ()
+    assert half.plan(one).stores == ()
+    one.num_computed_tokens = 17
+    (store,) = half.plan(one).stores
+    assert store.chunks == 2
+
+
+def test_after_a_reset_of_the_engine_nothing_is_shared_with_what_was(make: Make) -> None:
+    half = make(ranks=2)
+    one, late = request(20, "one"), request(20, "late")
+    half.know(one.all_token_ids, MEMORY, MEMORY)
+    half.side.new_request(one)
+    assert half.side.renew()
+    assert half.matched(one) == (0, False), "it was there before"
+    half.plan(one)
+    one.num_computed_tokens = 20
+    assert half.plan(one).stores == ()
+    asked = []
+    for name in ("a", "b"):
+        assert half.matched(request(20, name)) == (0, False)
+        asked.append(half.cache.asked[-1])
+        assert half.side.renew()
+    assert len({key for keys in asked for key in keys} - set(half.cache.known)) == 8
+    half.cache.known |= dict.fromkeys(half.cache.asked[-1], MEMORY)
+    assert half.matched(late) == (0, False)
+    assert len(half.side._identities[0].namespace.weights_fingerprint) < 64
+
+
+def test_a_reset_during_a_load_has_not_succeeded(make: Make) -> None:
+    half = make()
+    one = request(20)
+    half.know(one.all_token_ids, MEMORY, MEMORY)
+    half.matched(one)
+    half.side.allocated(one, range(1, 6), 16)
+    assert half.side.renew() is False
+
+
+def test_without_certainty_which_adapter_it_is_a_request_is_left_alone(make: Make) -> None:
+    half = make()
+    half.side._extras = lambda *_: None
+    one = request(20)
+    half.side.new_request(one)
+    assert half.side.matched(one, 0) == (0, False)
+    assert half.side.finished(one, range(1, 6)) is False
+    assert half.cache.asked == []
 
 
 def test_after_a_preemption_it_is_asked_anew_and_its_blocks_are_let_go(make: Make) -> None:
     half = make()
     one = request(20)
     half.matched(one)
+    half.plan(one)
     one.num_computed_tokens = 20
     assert half.plan(one).stores
     assert half.plan(preempted=["r"]).preempted == {"r"}

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 
+from polarkv_client.connectors.guard import complaints
 from polarkv_client.connectors.settings import ConnectorConfig
 from polarkv_client.keys import Namespace
 
+log = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz")
 _CONFIGURATION = ("config.json", "adapter_config.json", "params.json", "hf_quant_config.json", "quantize_config.json")
+_ADAPTERS = 4096
 _HEAD_BYTES = 1 << 20
 _SAMPLE_BYTES = 4096
 _SAMPLES = 32
@@ -78,13 +82,13 @@ def chunk_digests(root: hashlib._Hash, names: Iterable[str]) -> list[bytes]:
 
 
 def model_name(model: str) -> str:
-    """The name that a model has in keys: of a folder its last part, because each host may mount it elsewhere."""
-    return Path(model).resolve().name if os.path.isdir(model) else model
+    """The name that a model has in keys: of a path its last part, because each host may mount it elsewhere."""
+    return Path(model).resolve().name if os.path.exists(model) else model
 
 
-@lru_cache(maxsize=256)
 def fingerprint(model: str, revision: str = "") -> str:
-    """16 hex digits that say which weights (or which adapter) lie at ``model``: a folder, or a name in the hub's cache.
+    """16 hex digits that say which weights (or which adapter) lie at ``model``: a folder, a file, or a name in the
+    hub's cache.
 
     Hashed are the configuration and, of each weight file, its name, size, beginning (with all names, types and shapes)
     and :data:`_SAMPLES` runs of bytes spread over it: a few hundred KiB are read of a model of any size. Two trainings
@@ -93,7 +97,7 @@ def fingerprint(model: str, revision: str = "") -> str:
     """
     digest = hashlib.sha256(b"polarkv-weights-v1")
     folder = _folder(model, revision)
-    files = sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}) if folder else []
+    files = _weights(model, folder)
     if not files:
         _feed(digest, b"name", model.encode(), revision.encode())
     for name in _CONFIGURATION:
@@ -102,6 +106,51 @@ def fingerprint(model: str, revision: str = "") -> str:
     for path in files:
         _feed(digest, path.name.encode(), str(path.stat().st_size).encode(), *_samples(path))
     return digest.hexdigest()[:16]
+
+
+class Adapters:
+    """Which weights the adapters of a running engine have. The engine reads an adapter's files when it loads it.
+
+    An adapter whose files have changed since it was first seen may have either weights: nobody but the engine knows
+    when it read them. So it has no fingerprint any more; under another number it is another adapter.
+    """
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[int, tuple[str, object]] = OrderedDict()
+
+    def fingerprint(self, number: int, path: str) -> str | None:
+        """The fingerprint of the engine's adapter ``number``, which lies at ``path``; None: not known for certain."""
+        folder = _folder(path, "")
+        files = _weights(path, folder)
+        if not files:
+            return None
+        if folder is not None:
+            files += [file for name in _CONFIGURATION if (file := folder / name).is_file()]
+        stamp = [(str(file), *_stamp(file.stat())) for file in files]
+        first, known = self._seen.get(number, ("", None))
+        if known == stamp:
+            return first
+        found = fingerprint(path)
+        if first and found != first:
+            if complaints.due("adapter"):
+                log.warning(
+                    "the files of adapter %d have changed since it was loaded, its KV is not cached: %s", number, path
+                )
+            return None
+        self._seen[number] = found, stamp
+        if len(self._seen) > _ADAPTERS:
+            self._seen.popitem(last=False)
+        return found
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _weights(model: str, folder: Path | None) -> list[Path]:
+    if folder is None:
+        return [Path(model)] if os.path.isfile(model) else []
+    return sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)})
 
 
 def _feed(digest: hashlib._Hash, *parts: bytes) -> None:
@@ -118,10 +167,13 @@ def _folder(model: str, revision: str) -> Path | None:
     except ImportError:
         return None
     try:
-        found = try_to_load_from_cache(model, "config.json", revision=revision or None)
+        for name in _CONFIGURATION:
+            found = try_to_load_from_cache(model, name, revision=revision or None)
+            if isinstance(found, str):
+                return Path(found).parent
     except ValueError:  # a name that the hub could not have
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+        pass
+    return None
 
 
 def _configuration(path: Path) -> bytes:

@@ -60,6 +60,11 @@ class ConnectorConfig(ClientConfig):
         ByteSize(512 << 20),
         description="Memory of this host that a process may hold chunks in on their way from and to a GPU (pinned).",
     )
+    weights_may_change: bool = Field(
+        True,
+        description="vLLM's weights may be replaced while it runs: once its caches are reset (sleep, pause, "
+        "reset_prefix_cache with reset_connector) it shares no chunks with others; false: they never are.",
+    )
     namespace_model_id: str = Field(
         "", max_length=1024, description="Name of the model in keys; empty: the engine's, of a folder its last part."
     )

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.engines.support import costs
@@ -69,14 +70,19 @@ class Engine:
         gc.collect()
         cleanup_dist_env_and_memory()
 
-    def generate(self, prompts: list[list[int]], tokens: int = 8, **more: Any) -> dict[str, Any]:
+    def generate(
+        self, prompts: list[list[int]], tokens: int = 8, adapter: tuple[int, str] | None = None,
+        in_place: bool = False, **more: Any,
+    ) -> dict[str, Any]:  # fmt: skip
         """Greedy tokens of each prompt, how many of its tokens were cached, how it ended; times of all together."""
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
+        lora = LoRARequest(f"a{adapter[0]}", *adapter, load_inplace=in_place) if adapter else None
         parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         inputs = [{"prompt_token_ids": prompt, **more} for prompt in prompts]
         began, cpu = time.monotonic(), time.process_time()
-        outputs = self._llm.generate(inputs, parameters, use_tqdm=False)
+        outputs = self._llm.generate(inputs, parameters, use_tqdm=False, lora_request=lora)
         seconds, cpu_seconds = time.monotonic() - began, time.process_time() - cpu
         return {
             "tokens": [list(each.outputs[0].token_ids) for each in outputs],
@@ -84,6 +90,38 @@ class Engine:
             "ended": [each.outputs[0].finish_reason for each in outputs],
             "seconds": seconds, "cpu_seconds": cpu_seconds,
         }  # fmt: skip
+
+    def replace_weights(self) -> None:
+        """Other weights in place of those that were read, in the way that vLLM has for it."""
+
+        def scale(model: Any) -> None:
+            for name, each in model.named_parameters():
+                if "layers" in name:
+                    each.data.mul_(1.5)
+
+        self.reset()
+        core = self._core()
+        core.pause_scheduler("abort", clear_cache=True)
+        self._llm.apply_model(scale)
+        core.resume_scheduler()
+
+    def write_adapter(self, folder: str, seed: int) -> None:
+        """Write a LoRA adapter for the smallest Llama."""
+        from tests.engines.support.adapters import write_adapter
+
+        write_adapter(Path(folder), seed)
+
+    def abort_while_loading(self, prompt: list[int]) -> None:
+        """End a request that waits for another connector's load."""
+        from vllm import SamplingParams
+
+        from tests.engines.support import vllm_endless
+
+        engine = self._llm.llm_engine
+        engine.add_request(vllm_endless.PREFIX, {"prompt_token_ids": prompt}, SamplingParams(max_tokens=8))
+        wait_until(lambda: engine.step() is not None and vllm_endless.waiting, "the load to begin", RESET_S)
+        engine.abort_request([vllm_endless.PREFIX])
+        assert not vllm_endless.waiting
 
     def reset(self) -> None:
         """Forget the engine's own prefix cache, once its blocks are not held for stores any more."""

@@ -6,10 +6,13 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -20,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from polarkv_client.connectors.guard import attach, complaints, harmless
+from polarkv_client.connectors.identity import Adapters
 from polarkv_client.connectors.settings import load_connector_config
 from polarkv_client.connectors.vllm import facts
 from polarkv_client.connectors.vllm.copies import Staged, choose
@@ -82,9 +86,9 @@ class PolarKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         facts.check(self._config, vllm_config, self._blocks)
         self._operations = attach(self._config)
         if role == KVConnectorRole.SCHEDULER:
+            extras = partial(facts.request_extras, Adapters())
             self._scheduler = SchedulerSide(
-                self._config, self._operations, self._blocks.tokens, facts.ranks(vllm_config), facts.request_extras,
-                self._meter.note,
+                self._config, self._operations, self._blocks.tokens, facts.ranks(vllm_config), extras, self._meter.note
             )  # fmt: skip
 
     @property
@@ -234,6 +238,12 @@ class PolarKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler is not None and self._scheduler.finished(request, block_ids), None
 
+    def reset_cache(self) -> bool | None:
+        """The engine forgets all KV, as it does before its weights are replaced: share no more with what was."""
+        if self._scheduler is None or self._config is None or not self._config.weights_may_change:
+            return None
+        return self._scheduler.renew()
+
     # Both.
 
     def get_kv_connector_stats(self) -> PolarKVStats | None:
@@ -253,6 +263,15 @@ class PolarKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         per_engine_labelvalues: dict[int, list[object]],
     ) -> PolarKVPromMetrics:  # fmt: skip
         return PolarKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _register() -> None:
+    """By its name alone, vLLM's MultiConnector asks for the class again, for metrics."""
+    with contextlib.suppress(ValueError):  # known already
+        KVConnectorFactory.register_connector("PolarKVConnector", __name__, "PolarKVConnector")
+
+
+_register()
 
 
 def _log_as_vllm() -> None:

@@ -10,7 +10,7 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from polarkv_client.connectors.identity import engine_namespace, fingerprint
+from polarkv_client.connectors.identity import Adapters, engine_namespace, fingerprint
 from polarkv_client.connectors.settings import ConnectorConfig
 from polarkv_client.connectors.vllm.pages import Pages
 from polarkv_client.connectors.vllm.plan import RankIdentity
@@ -108,16 +108,23 @@ def identify(config: ConnectorConfig, vllm_config: Any, blocks: Blocks, pages: P
     return RankIdentity(pp[0] * tp[1] + tp[0], namespace, chunk_bytes), not blocks.is_mla or tp[0] == 0
 
 
-def request_extras(request: Any, chunk_tokens: int) -> tuple[str, dict[int, bytes]]:
+def request_extras(adapters: Adapters, request: Any, chunk_tokens: int) -> tuple[str, dict[int, bytes]] | None:
     """What beside the tokens decides a request's KV.
 
     Returns:
         The adapter's fingerprint, and by chunk what vLLM's own prefix cache tells apart: images, salts, embeddings.
+        None: it is not certain which weights the adapter has. Those that are to be loaded in place are read again in
+        every step, whatever lies there then.
     """
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
     lora = request.lora_request
-    lora_id = "" if lora is None else fingerprint(lora.lora_path)
+    found = (
+        "" if lora is None else None if lora.load_inplace else adapters.fingerprint(lora.lora_int_id, lora.lora_path)
+    )
+    if found is None:
+        return None
+    lora_id = found
     extras: dict[int, bytes] = {}
     if not (request.mm_features or request.cache_salt or request.prompt_embeds is not None):
         return lora_id, extras
@@ -150,6 +157,8 @@ def _namespace(
         "quantization": str(model.quantization),
         "overrides": repr(model.hf_overrides) if model.hf_overrides else "",
     }
+    if (positions := _positions(model)) is not None:
+        layout["positions"] = positions
     if vllm_config.speculative_config is not None:
         layout["draft"] = f"{vllm_config.speculative_config.method} {vllm_config.speculative_config.model}"
     if pages.device.type == "cpu":
@@ -162,6 +171,20 @@ def _namespace(
         config, engine="vllm", model=model.model, weights_fingerprint=weights, kv_dtype=blocks.kv_dtype,
         layout=layout, page_size=blocks.tokens, tp=tp, pp=pp,
     )  # fmt: skip
+
+
+def _positions(model: Any) -> str | None:
+    """Of a model with two sets of factors for its positions: which one. The engine's longest prompt decides."""
+    config = model.hf_text_config
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "longrope" not in repr(parameters):
+        return None
+    most = parameters.get("original_max_position_embeddings") or getattr(
+        config, "original_max_position_embeddings", None
+    )
+    if not isinstance(most, int):
+        return f"up to {model.max_model_len}"
+    return "long" if model.max_model_len > most else "short"
 
 
 def _backends(vllm_config: Any, names: list[str]) -> str:

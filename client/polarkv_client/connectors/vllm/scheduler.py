@@ -8,6 +8,8 @@ ever stored.
 from __future__ import annotations
 
 import contextlib
+import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +26,9 @@ from polarkv_client.connectors.vllm.plan import SCRATCH, Chains, RankIdentity, S
 from polarkv_client.keys import KEY_BYTES
 from polarkv_client.states import Tier
 
+log = logging.getLogger(__name__)
 _WAIT_S = 0.002  # a step waits for lookups for so long, together: a near cache answers within it
-Extras = Callable[[Any, int], tuple[str, dict[int, bytes]]]
+Extras = Callable[[Any, int], tuple[str, dict[int, bytes]] | None]
 Matched = tuple[int | None, bool]
 
 
@@ -42,6 +45,8 @@ class Tracked:
     loading: bool = False  # an asynchronous load is on its way
     loaded: dict[int, int] = field(default_factory=dict)  # block to chunk, of the last load
     loads: bool = True  # False after a failed load: it is computed, once and for all
+    stores: bool = True  # False: the weights may have been replaced while it was computed
+    begun_at: int | None = None  # tokens that it had when a step first computed it; None: none has
     tiers: list[Tier] = field(default_factory=list)
     computed: int = 0  # tokens, when this was last looked at
     goal: int = 0  # tokens at which the prompt is computed
@@ -55,7 +60,7 @@ class SchedulerSide:
         block_tokens: tokens in one of the engine's blocks; ``config.chunk_tokens`` is a multiple of it.
         ranks: how many workers there are.
         extras: of a request and a chunk's tokens, what beside the tokens decides the KV: the adapter's fingerprint, and
-            bytes by chunk.
+            bytes by chunk. None: not known, and the request is left alone.
         note: counts something.
     """
 
@@ -76,6 +81,7 @@ class SchedulerSide:
         self._computed = 0
         self._lookups = Lookups(operations, config.lookup_deadline_ms, note, clock)
         self._identities: list[RankIdentity] = []
+        self._at_start: list[RankIdentity] = []
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[Transfer] = []
         self._stores: list[Transfer] = []
@@ -86,7 +92,26 @@ class SchedulerSide:
         """What the workers said of themselves. Without all of them nothing is loaded or stored."""
         ordered = sorted(identities, key=lambda each: each.rank)
         if [each.rank for each in ordered] == list(range(self._ranks)):
-            self._identities = ordered
+            self._identities = self._at_start = ordered
+
+    def renew(self) -> bool:
+        """Of the engine's caches nothing is to be used any more, because its weights may be replaced.
+
+        What it stores from here on is its own: in no other namespace, also not in one of an earlier time of its own.
+        Requests that are here are left alone. Returns whether none of them is being loaded.
+        """
+        own = f"replaced {secrets.token_hex(16)}"
+        self._identities = [
+            replace(each, namespace=replace(each.namespace, weights_fingerprint=own)) for each in self._at_start
+        ]
+        for tracked in self._tracked.values():
+            tracked.loads = tracked.stores = False
+            tracked.lookup = None
+        log.warning(
+            "the engine's caches were reset, as before its weights are replaced: it shares no chunks with others any "
+            "more (weights_may_change: false, if they never are)"
+        )
+        return not any(each.loading for each in self._tracked.values())
 
     def new_request(self, request: Any) -> None:
         """A request has come: ask at once, so that the answer is there when it is its turn."""
@@ -179,6 +204,7 @@ class SchedulerSide:
                 tracked.lookup = None
                 tracked.planned_chunks = 0
                 tracked.holds = False
+                tracked.begun_at = None
         running = [self._tracked[name] for name in scheduled if name in self._tracked]
         self._advance(running)
         for tracked in running:
@@ -239,7 +265,10 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         # Of a session that goes on with further input, the engine changes tokens: its keys would be those of others.
         if tracked is None and self._identities and not getattr(request, "resumable", False):
-            lora_id, extras = self._extras(request, self._chunk_tokens)
+            known = self._extras(request, self._chunk_tokens)
+            if known is None:
+                return None
+            lora_id, extras = known
             namespaces = [replace(each.namespace, lora_id=lora_id) for each in self._identities]
             tracked = self._tracked[request.request_id] = Tracked(request, Chains(namespaces, extras))
         return tracked
@@ -311,7 +340,7 @@ class SchedulerSide:
         A defect here must neither keep a load from the workers nor let go of blocks that they read.
         """
         try:
-            if self._config.store and self._identities:
+            if self._config.store and tracked.stores:
                 self._store(tracked, blocks_of)
         except Exception as error:
             complaints.note("planning a store", error)
@@ -319,10 +348,16 @@ class SchedulerSide:
     def _store(self, tracked: Tracked, blocks_of: Callable[[], Sequence[int]]) -> None:
         """Plan to store what has been computed and not been stored."""
         request = tracked.request
+        computed = _computed(request)
+        # What it begins with may be another connector's load: there for certain when a token after it is computed.
+        if tracked.begun_at is None:
+            tracked.begun_at = computed
+        if computed <= tracked.begun_at:
+            return
         if tracked.lookup is not None and tracked.lookup.done:  # the engine had all of it itself, and asked for nothing
             tracked.planned_chunks = max(tracked.planned_chunks, len(tracked.lookup.tiers()))
             tracked.lookup = None
-        first, end = tracked.planned_chunks, _computed(request) // self._chunk_tokens
+        first, end = tracked.planned_chunks, computed // self._chunk_tokens
         if end <= first:
             return
         per_chunk = self._blocks_per_chunk
