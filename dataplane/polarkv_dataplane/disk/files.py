@@ -15,6 +15,7 @@ from pathlib import Path
 from polarkv_client.errors import ConfigurationError, Damaged
 from polarkv_client.keys import short
 from polarkv_client.layout import ALIGNMENT_BYTES, ERASED, HEADER_BYTES, Header, checksum, expect_header, volume_of
+from polarkv_dataplane.disk.transfers import Transfers
 
 PIECE_BYTES = 16 << 20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -39,8 +40,8 @@ class Files:
     def __init__(self, folders: Sequence[Path], depth: int = 8) -> None:
         """Prepare the directories, and remove what a dead process left half written.
 
-        ``depth`` bounds the transfers of one volume at a time. More threads than that verify what was read meanwhile:
-        transfers that begin together end together, and the disk would idle while all of them are verified.
+        ``depth`` bounds the transfers of one volume (:class:`Transfers`). More threads than that verify what was read
+        meanwhile: transfers that begin together end together, and the disk would idle while all of them are verified.
 
         Raises:
             ConfigurationError: a directory cannot be used.
@@ -49,7 +50,7 @@ class Files:
         self._serial = itertools.count()
         self._made: set[str] = set()
         self._local = threading.local()
-        self._transfers = [threading.BoundedSemaphore(depth) for _ in self.folders]
+        self._transfers = [Transfers(depth) for _ in self.folders]
         self.direct = [self._prepare(folder) for folder in self.folders]
 
     @staticmethod
@@ -102,7 +103,7 @@ class Files:
         try:
             descriptor = os.open(temporary, flags, 0o600)
             try:
-                with self._transfers[volume]:
+                with self._transfers[volume].under_way(len(slot)):
                     for start in range(0, len(slot), PIECE_BYTES):
                         _write_all(descriptor, slot[start : start + PIECE_BYTES], start)
                 allocated_bytes = os.fstat(descriptor).st_blocks * 512
@@ -146,7 +147,7 @@ class Files:
             if found.st_size != len(slot):
                 raise Damaged(f"{short(header.key)}: the file has {found.st_size} bytes, expected {len(slot)}")
             first = self._first_block()
-            with self._transfers[volume]:
+            with self._transfers[volume].under_way(len(slot)):
                 check()
                 _fill(descriptor, header.key, first, slot, check)
         finally:

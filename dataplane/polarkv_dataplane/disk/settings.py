@@ -24,7 +24,10 @@ class DiskSettings(Settings):
         default=16, ge=1, le=256, description="Operations that run at a time: some wait for the disk, some verify."
     )
     io_depth: int = Field(
-        default=8, ge=1, le=256, description="Transfers between memory and one directory's files at a time."
+        default=8,
+        ge=1,
+        le=256,
+        description="Transfers between memory and one directory's files at a time; fewer of 4 MiB and more.",
     )
     queue_length: int = Field(default=8192, ge=1, le=1 << 20, description="Operations that may wait; more are refused.")
     operation_timeout_ms: int = Field(
