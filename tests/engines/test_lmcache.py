@@ -50,7 +50,8 @@ def check(engine_environment: Callable[[str], Environment], tmp_path: Path) -> C
 
 
 def test_its_own_check_passes(check: Callable[..., str], world: World) -> None:
-    printed = check(connection=str(world.cluster.connection), **CLIENT)
+    other = {"two.module_path": MODULE, "two.namespace_tenant_salt": "other"}  # of a plug-in beside it
+    printed = check(connection=str(world.cluster.connection), **CLIENT, **other)
 
     # What is not there is not found; what was put is found, and its bytes are right.
     assert re.findall(r"(\d+)/5\D* passed", printed) == ["5"] * 5, printed[-6000:]

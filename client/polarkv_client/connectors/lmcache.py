@@ -52,7 +52,9 @@ class PolarKVAdapter(ConnectorAdapter):  # type: ignore[misc]  # LMCache's class
         prefix = f"remote_storage_plugin.{name}."
         extra = context.config.extra_config or {}
         own = {field.removeprefix(prefix): value for field, value in extra.items() if field.startswith(prefix)}
-        config = load_connector_config({name: own[name] for name in own if name not in _LMCACHE_FIELDS})
+        # What has a dot is of another plug-in, whose name begins with this one's.
+        settings = {field: own[field] for field in own if "." not in field and field not in _LMCACHE_FIELDS}
+        config = load_connector_config(settings)
         return PolarKVRemote(context.config, context.metadata, context.local_cpu_backend, config)
 
 

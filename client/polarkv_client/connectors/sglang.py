@@ -257,6 +257,7 @@ def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: b
         "quantization": server.quantization,
         "overrides": server.json_model_override_args,
         "version": sglang.__version__,
+        "adapters": _adapters(server.lora_paths),
     }
     return engine_namespace(
         config,
@@ -270,6 +271,25 @@ def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: b
         tp=(0, 1) if storage.is_mla_model else (storage.tp_rank, storage.tp_size),
         pp=(storage.pp_rank, storage.pp_size),
     )
+
+
+def _adapters(given: Any) -> list[str]:
+    """Fingerprints of the adapters that the engine starts with: SGLang's keys name those by name and path alone.
+
+    Those that are loaded later have a number that no other engine has.
+
+    Args:
+        given: ``--lora-paths`` in any of its forms: PATH or NAME=PATH, objects with ``lora_path``, paths by name.
+    """
+    paths: list[str] = []
+    for each in given or ():
+        if isinstance(given, dict):
+            paths.append(str(given[each]))
+        elif isinstance(each, str):
+            paths.append(each.split("=", 1)[-1])
+        else:
+            paths.append(str(each["lora_path"] if isinstance(each, dict) else each.lora_path))
+    return sorted(f"{path} {fingerprint(path)}" for path in paths)
 
 
 def _padded(answers: list[bool], count: int) -> list[bool]:

@@ -1,30 +1,36 @@
-"""Adapters for tests. Runs in an engine's environment."""
+"""LoRA adapters for the model "llama": random numbers in the form that engines read."""
 
 from __future__ import annotations
 
 import json
+import random
+from array import array
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
-HIDDEN, LAYERS = 256, 4  # of the model "llama"
+_HIDDEN, _LAYERS, _RANK = 256, 4, 8
+_WIDTHS = {"q_proj": 256, "k_proj": 128, "v_proj": 128}
 
 
 def write_adapter(folder: Path, seed: int) -> None:
-    """Write a LoRA adapter for the model "llama" into ``folder``."""
-    torch.manual_seed(seed)
-    widths = {"q_proj": HIDDEN, "k_proj": 128, "v_proj": 128}
-    weights = {}
-    for layer in range(LAYERS):
-        for module, width in widths.items():
-            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            weights[f"{name}.lora_A.weight"] = torch.randn(8, HIDDEN) * 0.3
-            weights[f"{name}.lora_B.weight"] = torch.randn(width, 8) * 0.3
+    """Write an adapter into ``folder``; another seed gives another one, of the same names and shapes."""
+    numbers = random.Random(seed)
+    about: dict[str, object] = {}
+    raw = b""
+    for layer in range(_LAYERS):
+        for module, width in _WIDTHS.items():
+            for part, shape in (("A", (_RANK, _HIDDEN)), ("B", (width, _RANK))):
+                values = array("f", (numbers.gauss(0, 0.3) for _ in range(shape[0] * shape[1])))
+                name = f"base_model.model.model.layers.{layer}.self_attn.{module}.lora_{part}.weight"
+                end = len(raw) + len(values) * values.itemsize
+                about[name] = {"dtype": "F32", "shape": shape, "data_offsets": (len(raw), end)}
+                raw += values.tobytes()
+    header = json.dumps(about).encode()
     folder.mkdir(exist_ok=True)
-    save_file(weights, folder / "adapter_model.safetensors")
-    about = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "bias": "none",
-        "target_modules": list(widths),
+    whole = folder / "whole"
+    whole.write_bytes(len(header).to_bytes(8, "little") + header + raw)
+    whole.replace(folder / "adapter_model.safetensors")  # not in place: engines map the file, and would change with it
+    configuration = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": _RANK, "lora_alpha": 16, "bias": "none",
+        "target_modules": list(_WIDTHS),
     }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(about))
+    (folder / "adapter_config.json").write_text(json.dumps(configuration))

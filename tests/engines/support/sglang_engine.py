@@ -24,10 +24,11 @@ class Engine:
     def __init__(self, settings: dict[str, Any]) -> None:
         self._engine = sglang.Engine(**settings)
 
-    def generate(self, prompts: list[list[int]], tokens: int) -> list[dict[str, Any]]:
+    def generate(self, prompts: list[list[int]], tokens: int, adapter: str | None = None) -> list[dict[str, Any]]:
         """Greedy tokens of each prompt, and how many of it came from where."""
         parameters = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        answers = self._engine.generate(input_ids=prompts, sampling_params=parameters)
+        adapters = [adapter] * len(prompts) if adapter else None
+        answers = self._engine.generate(input_ids=prompts, sampling_params=parameters, lora_path=adapters)
         return [
             {
                 "tokens": answer["output_ids"],

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tests.engines.support import costs
@@ -104,12 +103,6 @@ class Engine:
         core.pause_scheduler("abort", clear_cache=True)
         self._llm.apply_model(scale)
         core.resume_scheduler()
-
-    def write_adapter(self, folder: str, seed: int) -> None:
-        """Write a LoRA adapter for the smallest Llama."""
-        from tests.engines.support.adapters import write_adapter
-
-        write_adapter(Path(folder), seed)
 
     def abort_while_loading(self, prompt: list[int]) -> None:
         """End a request that waits for another connector's load."""

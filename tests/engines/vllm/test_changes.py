@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.support.adapters import write_adapter
 from tests.engines.support.engine_process import EngineProcess
 from tests.engines.support.patient import MANAGER
 from tests.engines.support.vllm_runs import CHUNK, engine, prompt, transfer
@@ -48,17 +49,13 @@ def test_replaced_weights_and_adapters(vllm: EngineProcess, models: Path, world:
     lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1, "max_cpu_loras": 4}
     vllm.call("open", **engine(models / "llama", kv_transfer_config=ours(world), **lora))
     path = str(tmp_path / "adapter")
-
-    def write(seed: int) -> None:
-        vllm.call("write_adapter", folder=path, seed=seed)
-
-    write(1)
+    write_adapter(Path(path), 1)
     first = known(vllm, adapter=(1, path))
-    write(2)
+    write_adapter(Path(path), 2)
     second = known(vllm, adapter=(2, path))
     in_place, cached = cold(vllm, adapter=(1, path), in_place=True)
     assert (in_place, cached) == (second, 0)
-    write(3)
+    write_adapter(Path(path), 3)
     # The engine still has the former files' weights. Under the new ones' name that would be another's wrong tokens.
     assert cold(vllm, adapter=(2, path)) == (second, 0)
     third = known(vllm, adapter=(3, path))

@@ -140,9 +140,20 @@ def register() -> None:
     base = importlib.import_module("sglang.srt.mem_cache.pool_host.base")
     vars(base)["HICACHE_HOST_MEMORY_RESERVE_BYTES"] = 1 << 30
     base.HostKVCache.__init__ = _unpinned(base.HostKVCache.__init__)
+    # Adapters are copied from pinned memory; torch has none without a GPU.
+    for name in ("tensor", "empty", "zeros", "ones", "empty_like", "zeros_like"):
+        setattr(torch, name, _pageable(getattr(torch, name)))
+    setattr(torch.Tensor, "pin_memory", lambda self, *_: self)  # noqa: B010  (the other form is mypy's error)
     # Of both ways to compute MLA, torch's own attention can do this one.
     handlers = importlib.import_module("sglang.srt.models.deepseek_common.attention_backend_handler")
     handlers.AttentionBackendRegistry.register("torch_native", lambda *_: handlers.AttnForwardMethod.MLA)
+
+
+def _pageable(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def without(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        return make(*args, **kwargs)
+
+    return without
 
 
 def _unpinned(init: Callable[..., None]) -> Callable[..., None]:
