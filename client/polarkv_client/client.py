@@ -195,8 +195,11 @@ class Operations:
 
     def _exists(self, keys: Sequence[bytes], scope: Scope) -> list[Tier]:
         manager = self.engine.manager
+        routes = manager.route(keys)
+        if len(routes) == 1:
+            return _tiers(manager.exists(routes[0][0], join_keys(keys), scope.deadline))
         tiers = [Tier.NONE] * len(keys)
-        for channel, places in manager.route(keys):
+        for channel, places in routes:
             found = manager.exists(channel, join_keys([keys[place] for place in places]), scope.deadline)
             for place, tier in zip(places, found, strict=True):
                 tiers[place] = _TIERS[tier]
