@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import mmap
 import re
 import secrets
@@ -38,31 +39,34 @@ MIB = 1 << 20
 TOTAL_BYTES = 64 * MIB
 DEPTH = 16
 OWN_BUFFERS = 12  # queue pairs
+BUFFERS = {"own buffers": True, "one buffer": False}
 ROUNDS = 9
 
 
-Moves = dict[str, Callable[[], None]]
+Moves = dict[str, Callable[[], float]]  # by direction, GB/s of a round
+
+
+def timed(move: Callable[[], None]) -> float:
+    """GB/s of a round that moves all bytes once."""
+    begin = time.perf_counter()
+    move()
+    return TOTAL_BYTES / (time.perf_counter() - begin) / 1e9
 
 
 def race(ways: dict[str, Moves]) -> dict[str, dict[str, list[float]]]:
-    """GB/s of each way's rounds, slowest first. Rounds alternate, so that all have the same machine."""
-    times: dict[tuple[str, str], list[float]] = {}
+    """GB/s of each way's rounds. Rounds alternate, so that all have the same machine, with the same processes on it."""
+    found: dict[str, dict[str, list[float]]] = {opcode.name: {way: [] for way in ways} for opcode in Opcode}
     for _ in range(ROUNDS):
-        for direction in ("WRITE", "READ"):
+        for direction, speeds in found.items():
             for way, moves in ways.items():
-                begin = time.perf_counter()
-                moves[direction]()
-                times.setdefault((direction, way), []).append(time.perf_counter() - begin)
-    found: dict[str, dict[str, list[float]]] = {}
-    for (direction, way), spent in times.items():
-        found.setdefault(direction, {})[way] = sorted(TOTAL_BYTES / seconds / 1e9 for seconds in spent)
+                speeds[way].append(moves[direction]())
     return found
 
 
 def figures(of: Callable[[list[float]], float], speeds: dict[str, list[float]]) -> str:
-    """One figure of each way's, and in brackets what part of the bare loop's that is."""
-    one = {way: of(speed) for way, speed in speeds.items()}
-    return ", ".join(f"{way} {speed:.3f} ({speed / one['bare']:.2f})" for way, speed in one.items())
+    """One figure of each way's, and in brackets what part of it the client's is."""
+    one = {way: of([speed for speed in found if speed] or [math.nan]) for way, found in speeds.items()}
+    return ", ".join(f"{way} {speed:.3f} ({one['client'] / speed:.2f})" for way, speed in one.items())
 
 
 class Loop:
@@ -130,7 +134,7 @@ def bare(chunk_bytes: int) -> Iterator[Moves]:
     """Nothing but posts and polls."""
     loop = Loop("ibverbs", chunk_bytes)
     try:
-        yield {opcode.name: partial(loop.move, opcode) for opcode in Opcode}
+        yield {opcode.name: partial(timed, partial(loop.move, opcode)) for opcode in Opcode}
     finally:
         loop.close()
 
@@ -153,7 +157,7 @@ def one_call(chunk_bytes: int) -> Iterator[Moves]:
         def write() -> None:
             transport.write(grants[Access.WRITE], picks(stored, payloads), soon(60))
 
-        yield {"WRITE": write, "READ": read}
+        yield {"WRITE": partial(timed, write), "READ": partial(timed, read)}
         transport.close()
         slab.close()
 
@@ -183,7 +187,7 @@ def whole_client(chunk_bytes: int) -> Iterator[Moves]:
         def read() -> None:
             assert client.load(keys(0), targets).complete
 
-        yield {"WRITE": write, "READ": read}
+        yield {"WRITE": partial(timed, write), "READ": partial(timed, read)}
         assert {node.transport for node in client.status().nodes} == {"rdma"}
 
 
@@ -211,8 +215,11 @@ def processor_speed() -> Iterator[None]:
             subprocess.run(["umount", "/proc/cpuinfo"], check=True)
 
 
-def perftest(program: str, chunk_bytes: int, own_buffers: bool) -> str:
-    """GB/s between the two devices by ``ib_read_bw`` or ``ib_write_bw``, median and best; or why there is none.
+PROGRAMS = {"WRITE": "ib_write_bw", "READ": "ib_read_bw"}
+
+
+def perftest(chunk_bytes: int, own_buffers: bool) -> Moves:
+    """``ib_write_bw`` and ``ib_read_bw`` between the two devices; 0 for a round that one of them gave up.
 
     A queue pair of perftest's moves one buffer again and again, out of the processor's cache. With ``own_buffers`` each
     operation under way has a queue pair, and so a buffer, of its own: closer to the others, which move every byte once.
@@ -222,8 +229,8 @@ def perftest(program: str, chunk_bytes: int, own_buffers: bool) -> str:
     deep = ["-q", str(pairs), "-t", "1"] if own_buffers else ["-t", str(DEPTH)]
     each = TOTAL_BYTES // chunk_bytes // pairs
     options = ["-x", "1", "-s", str(chunk_bytes), "-n", str(max(5, each)), *deep, "-F"]  # it takes no fewer than five
-    found, failed = [], ""
-    for _ in range(ROUNDS):
+
+    def once(program: str) -> float:
         server = subprocess.Popen(
             [program, "-d", "rxe0", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -233,14 +240,15 @@ def perftest(program: str, chunk_bytes: int, own_buffers: bool) -> str:
                 [program, "-d", "rxe1", *options, "127.0.0.1"], capture_output=True, text=True, check=False, timeout=60
             )
             said = re.search(rf"^ *{chunk_bytes} +\d+ +\S+ +(\S+)", done.stdout, re.MULTILINE)
-            if done.returncode or said is None:
-                failed = f"does not run: {done.stdout[-300:]}{done.stderr[-300:]}"
-                continue  # it gives up what is late for one second, as on a machine with other work
-            found.append(float(said[1]) * MIB / 1e9)
+            if done.returncode or said is None:  # it gives up what is late for one second, as on a busy machine
+                print(f"{program} does not run: {done.stdout[-300:]}{done.stderr[-300:]}", flush=True)
+                return 0.0
+            return float(said[1]) * MIB / 1e9
         finally:
             server.kill()
             server.communicate()
-    return f"{statistics.median(found):.3f} (best {max(found):.3f})" if found else failed
+
+    return {direction: partial(once, program) for direction, program in PROGRAMS.items()}
 
 
 def listens(port: int) -> bool:
@@ -251,15 +259,17 @@ def listens(port: int) -> bool:
 
 def main() -> None:
     for chunk_bytes in (MIB, 4 * MIB):
-        with bare(chunk_bytes) as loop, one_call(chunk_bytes) as call, whole_client(chunk_bytes) as client:
-            found = race({"bare": loop, "transport": call, "client": client})
+        programs = {f"perftest, {name}": perftest(chunk_bytes, own) for name, own in BUFFERS.items()}
+        with (
+            processor_speed(),
+            bare(chunk_bytes) as loop,
+            one_call(chunk_bytes) as call,
+            whole_client(chunk_bytes) as client,
+        ):
+            found = race({"bare": loop, "transport": call, "client": client, **programs})
         for direction, speeds in found.items():
             for name, of in (("median", statistics.median), ("best", max)):
                 print(f"{chunk_bytes // MIB} MiB {direction:5} {name:6}: {figures(of, speeds)}", flush=True)
-        with processor_speed():
-            for program in ("ib_write_bw", "ib_read_bw"):
-                one, own = (perftest(program, chunk_bytes, own_buffers) for own_buffers in (False, True))
-                print(f"{chunk_bytes // MIB} MiB {program}: one buffer {one}, own buffers {own}", flush=True)
     for binding in ("ibverbs", "pyverbs"):
         pairs = Loop(binding, 64)
         for opcode in Opcode:
