@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 import mmap
 import re
 import secrets
@@ -65,7 +64,8 @@ def race(ways: dict[str, Moves]) -> dict[str, dict[str, list[float]]]:
 
 def figures(of: Callable[[list[float]], float], speeds: dict[str, list[float]]) -> str:
     """One figure of each way's, and in brackets what part of it the client's is."""
-    one = {way: of([speed for speed in found if speed] or [math.nan]) for way, found in speeds.items()}
+    ran = {way: [speed for speed in found if speed] for way, found in speeds.items()}
+    one = {way: of(found) for way, found in ran.items() if found}
     return ", ".join(f"{way} {speed:.3f} ({one['client'] / speed:.2f})" for way, speed in one.items())
 
 
@@ -241,7 +241,8 @@ def perftest(chunk_bytes: int, own_buffers: bool) -> Moves:
             )
             said = re.search(rf"^ *{chunk_bytes} +\d+ +\S+ +(\S+)", done.stdout, re.MULTILINE)
             if done.returncode or said is None:  # it gives up what is late for one second, as on a busy machine
-                print(f"{program} does not run: {done.stdout[-300:]}{done.stderr[-300:]}", flush=True)
+                said_last = " / ".join(f"{done.stdout}{done.stderr}".split("\n")[-4:])
+                print(f"{program} gave up: {said_last}", flush=True)
                 return 0.0
             return float(said[1]) * MIB / 1e9
         finally:
