@@ -38,8 +38,9 @@ MIB = 1 << 20
 TOTAL_BYTES = 64 * MIB
 DEPTH = 16
 OWN_BUFFERS = 12  # queue pairs
+PROGRAMS = {"WRITE": "ib_write_bw", "READ": "ib_read_bw"}
 BUFFERS = {"own buffers": True, "one buffer": False}
-ROUNDS = 9
+ROUNDS, TIMES = 9, 2  # rounds of everything, each time with a new cluster
 
 
 Moves = dict[str, Callable[[], float]]  # by direction, GB/s of a round
@@ -52,14 +53,12 @@ def timed(move: Callable[[], None]) -> float:
     return TOTAL_BYTES / (time.perf_counter() - begin) / 1e9
 
 
-def race(ways: dict[str, Moves]) -> dict[str, dict[str, list[float]]]:
-    """GB/s of each way's rounds. Rounds alternate, so that all have the same machine, with the same processes on it."""
-    found: dict[str, dict[str, list[float]]] = {opcode.name: {way: [] for way in ways} for opcode in Opcode}
+def race(ways: dict[str, Moves], found: dict[str, dict[str, list[float]]]) -> None:
+    """Add GB/s of each way's rounds. Rounds alternate, so that all have the same machine, with the same processes."""
     for _ in range(ROUNDS):
-        for direction, speeds in found.items():
+        for direction in PROGRAMS:
             for way, moves in ways.items():
-                speeds[way].append(moves[direction]())
-    return found
+                found.setdefault(direction, {}).setdefault(way, []).append(moves[direction]())
 
 
 def figures(of: Callable[[list[float]], float], speeds: dict[str, list[float]]) -> str:
@@ -215,9 +214,6 @@ def processor_speed() -> Iterator[None]:
             subprocess.run(["umount", "/proc/cpuinfo"], check=True)
 
 
-PROGRAMS = {"WRITE": "ib_write_bw", "READ": "ib_read_bw"}
-
-
 def perftest(chunk_bytes: int, own_buffers: bool) -> Moves:
     """``ib_write_bw`` and ``ib_read_bw`` between the two devices; 0 for a round that one of them gave up.
 
@@ -261,13 +257,15 @@ def listens(port: int) -> bool:
 def main() -> None:
     for chunk_bytes in (MIB, 4 * MIB):
         programs = {f"perftest, {name}": perftest(chunk_bytes, own) for name, own in BUFFERS.items()}
-        with (
-            processor_speed(),
-            bare(chunk_bytes) as loop,
-            one_call(chunk_bytes) as call,
-            whole_client(chunk_bytes) as client,
-        ):
-            found = race({"bare": loop, "transport": call, "client": client, **programs})
+        found: dict[str, dict[str, list[float]]] = {}
+        for _ in range(TIMES):
+            with (
+                processor_speed(),
+                bare(chunk_bytes) as loop,
+                one_call(chunk_bytes) as call,
+                whole_client(chunk_bytes) as client,
+            ):
+                race({"bare": loop, "transport": call, "client": client, **programs}, found)
         for direction, speeds in found.items():
             for name, of in (("median", statistics.median), ("best", max)):
                 print(f"{chunk_bytes // MIB} MiB {direction:5} {name:6}: {figures(of, speeds)}", flush=True)
