@@ -6,7 +6,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/steps.sh
 
-long=(tests/engines/vllm/test_engines.py tests/engines/sglang/test_*.py tests/engines/vllm/test_tokens.py)
+long=(
+    tests/engines/vllm/test_engines.py tests/engines/sglang/test_*.py tests/engines/vllm/test_tokens.py
+    tests/engines/vllm/test_start.py tests/engines/vllm/test_changes.py
+)
 timed=(tests/engines/vllm/test_faults.py tests/engines/vllm/test_server.py)
 rest=()
 for file in tests/engines/test_*.py tests/engines/*/test_*.py; do

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import statistics
 import threading
 import time
 from collections import Counter
@@ -150,8 +151,11 @@ class Engine:
         counts, self._counts = self._counts, {}
         return counts
 
-    def profile(self, prompts: list[list[int]]) -> dict[str, float]:
-        """The connector's own CPU seconds for each of these prompts: in the engine's calls, and on its own threads."""
+    def profile(self, prompts: list[list[int]]) -> dict[str, Any]:
+        """The connector's own CPU seconds for each of these prompts: in the engine's calls, and on its own threads.
+
+        Beside them the engine's (the median prompt's), and the tokens.
+        """
         from polarkv_client.connectors.vllm.connector import PolarKVConnector
 
         spent = {"calls": 0.0, "made": 0}
@@ -166,7 +170,11 @@ class Engine:
         self.reset()  # what is still being stored belongs to these prompts
         threads = sum(seconds - before.get(thread, 0.0) for thread, seconds in costs.own_threads().items())
         found = {name: each / len(prompts) for name, each in {**spent, "threads": threads}.items()}
-        return {**found, "cached_tokens": sum(answer["cached"][0] for answer in answers) / len(prompts)}
+        return {
+            **found, "cached_tokens": sum(answer["cached"][0] for answer in answers) / len(prompts),
+            "engine": statistics.median(answer["cpu_seconds"] for answer in answers),
+            "tokens": [answer["tokens"][0] for answer in answers],
+        }  # fmt: skip
 
     def preemptions(self) -> int:
         """Requests that the engine has preempted since it was made."""

@@ -28,7 +28,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 START_S = 240.0
-PROMPTS = [" ".join(f"w{(7 * place * place + 3 * place + seed) % 4000}" for place in range(3000)) for seed in (0, 1, 2)]
+PROMPTS = [" ".join(f"w{(7 * place * place + 3 * place + seed) % 4000}" for place in range(3000)) for seed in (0, 1)]
 WARM_UP = " ".join(f"w{place}" for place in range(40))
 CHUNK = 128  # the engine's block: as little as possible is left to compute
 
