@@ -256,7 +256,9 @@ def listens(port: int) -> bool:
 
 def main() -> None:
     for chunk_bytes in (MIB, 4 * MIB):
-        programs = {f"perftest, {name}": perftest(chunk_bytes, own) for name, own in BUFFERS.items()}
+        # With a dozen buffers of 4 MiB ib_read_bw gives up, and leaves the others no processor before it does.
+        kinds = {name: own for name, own in BUFFERS.items() if not own or chunk_bytes == MIB}
+        programs = {f"perftest, {name}": perftest(chunk_bytes, own) for name, own in kinds.items()}
         found: dict[str, dict[str, list[float]]] = {}
         for _ in range(TIMES):
             with (
