@@ -315,8 +315,7 @@ def test_a_request_that_ends_during_its_load_is_held_by_the_engine_alone(make: M
     half = make()
     one = request(20)
     half.know(one.all_token_ids, MEMORY, MEMORY)
-    half.matched(one)
-    half.side.allocated(one, range(1, 6), 16)
+    assert loads(half, one) == 16
     one.num_computed_tokens = 16
     assert half.side.finished(one, range(1, 6)) is False
     assert [load.request_id for load in half.plan().loads] == ["r"]
@@ -326,8 +325,7 @@ def test_a_failed_load_is_computed_and_what_was_missing_is_stored(make: Make) ->
     half = make()
     one = request(28)
     half.know(one.all_token_ids, MEMORY, MEMORY, MEMORY)
-    half.matched(one)
-    half.side.allocated(one, range(1, 8), 24)
+    assert loads(half, one) == 24
     half.plan(one)
     half.side.arrived({"r"}, {3, 4, 5, 6})
     one.num_computed_tokens = 8
@@ -377,8 +375,7 @@ def test_a_reset_during_a_load_has_not_succeeded(make: Make) -> None:
     half = make()
     one = request(20)
     half.know(one.all_token_ids, MEMORY, MEMORY)
-    half.matched(one)
-    half.side.allocated(one, range(1, 6), 16)
+    assert loads(half, one) == 16
     assert half.side.renew() is False
 
 
@@ -431,8 +428,7 @@ def test_a_store_that_cannot_be_planned_keeps_no_load_from_the_workers(make: Mak
     half = make()
     one = request(20)
     half.know(one.all_token_ids, MEMORY, MEMORY)
-    half.matched(one)
-    half.side.allocated(one, range(1, 6), 16)
+    assert loads(half, one) == 16
     broken = request(20, "broken", num_computed_tokens=None)
     half.matched(broken)
     made = half.plan(broken, one)

@@ -118,13 +118,11 @@ def request_extras(adapters: Adapters, request: Any, chunk_tokens: int) -> tuple
     """
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
-    lora = request.lora_request
-    found = (
-        "" if lora is None else None if lora.load_inplace else adapters.fingerprint(lora.lora_int_id, lora.lora_path)
-    )
-    if found is None:
+    lora_id: str | None = ""
+    if (lora := request.lora_request) is not None:
+        lora_id = None if lora.load_inplace else adapters.fingerprint(lora.lora_int_id, lora.lora_path)
+    if lora_id is None:
         return None
-    lora_id = found
     extras: dict[int, bytes] = {}
     if not (request.mm_features or request.cache_salt or request.prompt_embeds is not None):
         return lora_id, extras
