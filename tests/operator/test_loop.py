@@ -84,7 +84,7 @@ def test_scaling_down_drains_and_lowers_only_below_drained_nodes(playground: Pla
         playground.change(cacheNodes={"replicas": 1})
         playground.wait_event("Draining", "demo-cache-2 leaves")
         assert playground.replicas() == 3
-        assert playground.condition("Progressing")["reason"] == "ScalingDown"
+        playground.wait_condition("Progressing", "True", "ScalingDown")  # written after the Event
         drains = {
             name: pod["metadata"]["annotations"] for name, pod in playground.pods().items() if name != "demo-cache-0"
         }
