@@ -151,12 +151,12 @@ def test_a_database_that_stops_hangs_or_dies_never_stops_the_cache(
             wait_until(lambda: stats(manager)["counts"].get("metadata_failures", 0) > 0, "the time-out")
             for process in reversed(servers):
                 process.resume()
-            wait_until(lambda: stats(manager)["metadata_waiting"] == 0, "the rest to be written", 20)
+            wait_until(lambda: stats(manager)["metadata_waiting"] == 0, "the rest to be written")
             assert len(looked_up(database.url, *[key(n) for n in range(100, 130)])) == 30
             failures = stats(manager)["counts"]["metadata_failures"]
             database.end_connections()
             assert serve_a_little(manager, 200) < 1
-            wait_until(lambda: stats(manager)["counts"]["metadata_failures"] > failures, "the failure", 20)
+            wait_until(lambda: stats(manager)["counts"]["metadata_failures"] > failures, "the failure")
     # The server is gone for good: a manager starts all the same, and says so.
     with running_manager(settings) as manager, FakeNode(manager.unix):
         assert not stats(manager)["metadata_connected"]
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written_never_stops_the_cache(tmp_path: Path) -> 
         wait_until(lambda: stats(manager)["counts"].get("metadata_failures", 0) > 0, "the time-out")
         other.execute("ROLLBACK")
         other.close()
-        wait_until(lambda: stats(manager)["metadata_waiting"] == 0, "what waits to be written", 20)
+        wait_until(lambda: stats(manager)["metadata_waiting"] == 0, "what waits to be written")
         assert len(looked_up(f"sqlite://{path}", *[key(n) for n in range(30)])) == 30
 
 
@@ -276,6 +276,41 @@ def test_the_queue_is_bounded_coalesced_and_survives_failures() -> None:
         assert [n for batch in store.batches for n in batch.nodes][-1] == NodeRow("n1", 1, 2)
         assert {name: q for batch in store.batches for name, q in batch.quotas.items()} == {"a": 5}
         assert max(len(batch.entries) for batch in store.batches) <= 500
+
+    asyncio.run(run())
+
+
+def test_what_is_being_written_has_not_been_written_yet() -> None:
+    """Kind: a backlog that looked like none while a database hung."""
+
+    async def nothing(keys: Any) -> None:
+        pass
+
+    async def run() -> None:
+        store, begun, go_on = Failing(), asyncio.Event(), asyncio.Event()
+        store.failing = False
+        write = store.write
+
+        async def slow(batch: Batch) -> None:
+            begun.set()
+            await go_on.wait()
+            await write(batch)
+
+        store.write = slow  # type: ignore[method-assign]
+        recorder = Recorder(store, 5, 10_000, queue_keys=1000, connected=True)
+        known = entries(3)
+        recorder.bind(known, lambda found: None, nothing)
+        recorder.used(list(known))
+        task = asyncio.create_task(recorder.run())
+        async with asyncio.timeout(30):
+            await begun.wait()
+            assert recorder.waiting == 3
+            go_on.set()
+            while recorder.waiting:
+                await asyncio.sleep(0.01)
+        assert len(store.batches[0].entries) == 3
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
 

@@ -47,6 +47,7 @@ class Recorder:
         self._quotas: dict[str, int | None] = {}
         self._look_ups: deque[tuple[str, list[bytes] | None]] = deque()
         self._orders: dict[str, list[tuple[int, bytes]]] = {}
+        self._under_way = 0
         self._wake = asyncio.Event()
         self._recall: Callable[[dict[bytes, Recalled]], None] = lambda found: None
         self._order: Callable[[Sequence[bytes]], Awaitable[None]] | None = None
@@ -63,8 +64,8 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """Keys that wait to be written; uses by readers, which wait on purpose, not counted."""
-        return len(self._entries)
+        """Keys that are not written yet, those under way included; uses by readers, which wait on purpose, are not."""
+        return len(self._entries) + self._under_way
 
     # From the manager; each returns at once
 
@@ -167,11 +168,14 @@ class Recorder:
 
     async def _write_all(self) -> None:
         while batch := self._take_batch():
+            self._under_way = len(batch.entries) + len(batch.gone)
             try:
                 await self._limited(self._store.write(batch))
             except BaseException:
                 self._put_back(batch)
                 raise
+            finally:
+                self._under_way = 0
             self.stats.add("metadata_rows", len(batch))
 
     def _take_batch(self) -> Batch:
