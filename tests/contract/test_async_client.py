@@ -160,13 +160,13 @@ async def test_a_cancelled_store_gives_its_slots_back(own_slab: SlabProcess) -> 
 async def test_more_operations_than_are_allowed_are_misses_at_once(manager: SmallManager) -> None:
     async with await Client.connect(endpoint=manager.endpoint, operations=1, queued_operations=1) as client:
         manager.instead[Op.EXISTS] = hang
-        first = asyncio.create_task(client.exists(KEYS, deadline_ms=600))
+        first = asyncio.create_task(client.exists(KEYS, deadline_ms=2000))
         await asyncio.sleep(0)
         # Waits behind the first, and is not let wait beyond its own deadline.
         targets = [bytearray(SIZE) for _ in KEYS]
         second = asyncio.create_task(client.load(KEYS, targets, deadline_ms=50))
         await asyncio.sleep(0)
-        third = await client.store(KEYS, PAYLOADS, deadline_ms=600)
+        third = await client.store(KEYS, PAYLOADS, deadline_ms=2000)
         assert not first.done()
         assert {chunk.reason for chunk in third.chunks} == {Reason.OVERLOADED}
         loaded = await second

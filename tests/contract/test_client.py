@@ -21,6 +21,7 @@ from polarkv_client.results import Reason, Stored
 from polarkv_client.states import StoreOutcome, Tier
 from polarkv_client.sync import SyncClient
 from tests.contract.peers import SIZE, chunks, in_time, key, payload, settled, ways
+from tests.support.ports import reserved_ports
 from tests.support.slab_process import SlabProcess
 from tests.support.small_manager import SmallManager, hang
 from tests.support.waiting import wait_until
@@ -189,7 +190,7 @@ def test_a_read_that_ends_after_its_lease_is_thrown_away(
 ) -> None:
     keys, payloads, targets = chunks(2)
     client.store(keys, payloads)
-    manager.lease_ms = 400
+    manager.lease_ms = 1500
     transport = client._operations.engine.transports._routes[7].transport
     assert transport is not None
     read = transport.read
@@ -197,7 +198,7 @@ def test_a_read_that_ends_after_its_lease_is_thrown_away(
     def slow(*arguments: object) -> object:
         results = read(*arguments)  # type: ignore[arg-type]
         assert results == [None, None]
-        threading.Event().wait(0.45)
+        threading.Event().wait(1.55)
         return results
 
     monkeypatch.setattr(transport, "read", slow)
@@ -261,8 +262,8 @@ def test_a_disk_that_does_not_answer_costs_the_deadline(manager: SmallManager, c
     keys, payloads, targets = chunks(3)
     client.store(keys, payloads)
     manager.chunks[keys[1]].ready.clear()
-    with in_time(0.3):
-        loaded = client.load(keys, targets, deadline_ms=300)
+    with in_time(1.5):
+        loaded = client.load(keys, targets, deadline_ms=1500)
     assert [chunk.hit for chunk in loaded.chunks] == [True, False, True]
     assert loaded.chunks[1].reason in {Reason.TIMEOUT, Reason.NOT_REACHED}
     assert client.status().breaker == "closed"
@@ -350,20 +351,21 @@ def test_a_hanging_manager_costs_the_deadline(manager: SmallManager, operation: 
         with in_time(0.2):
             assert not operation(client)
         manager.mute.clear()
-        assert client.store([key(5)], [b"x"]).stored == 1
+        assert client.store([key(5)], [b"x"], deadline_ms=20_000).stored == 1
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_no_manager_is_misses_until_there_is_one(slab: SlabProcess, operation: Callable[[SyncClient], object]) -> None:
-    gone = SmallManager()
-    gone.close()
     settings: dict[str, Any] = {"deadline_ms": 500, "breaker_failures": 1}
     settings |= {"breaker_first_ms": 10, "breaker_longest_ms": 50}
-    with SyncClient.connect(endpoint=gone.endpoint, **settings) as client:
+    with (
+        reserved_ports(1) as (port,),
+        SyncClient.connect(endpoint=f"tcp://127.0.0.1:{port}", **settings) as client,
+    ):
         with in_time(0.5):
             assert not operation(client)
         assert not client.status().connected
-        back = SmallManager([slab.node()], port=gone.port)
+        back = SmallManager([slab.node()], port=port)
         wait_until(lambda: client.store([key(5)], [b"x"]).present, "the manager")
         assert client.status().connected
         back.close()

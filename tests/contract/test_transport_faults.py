@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -10,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -396,8 +398,13 @@ def test_the_end_of_a_slab_server_is_seen_without_asking_it(own_slab: SlabProces
 
 
 def test_memory_that_cannot_be_mapped_leaks_no_descriptor(slab: SlabProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
+    def descriptors() -> Counter[int]:
+        """Which files are open, how often."""
+        found = Counter[int]()
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                found[os.stat(f"/proc/self/fd/{name}").st_ino] += 1
+        return found
 
     def refusing(*_: object) -> int:
         raise OSError(errno.ENOMEM, "no room for it")
@@ -408,5 +415,5 @@ def test_memory_that_cannot_be_mapped_leaks_no_descriptor(slab: SlabProcess, mon
     bench = Bench(slab, make("shm", slab.info))
     with pytest.raises(errors.Unavailable, match="cannot be mapped"):
         bench.transport.reach(bench.grant(Access.READ, []), soon())
-    assert descriptors() == before
+    assert not descriptors() - before  # threads of other tests may still be closing something
     bench.transport.close()

@@ -50,7 +50,7 @@ def slab_server(manager: FakeManager, folder: Path, **changes: object) -> Iterat
         "memory_bytes": 32 * MIB,
         "slab_bytes": 4 * MIB,
         "unix_socket": str(folder / "slab.sock"),
-        "stall_timeout_ms": 1000,
+        "stall_timeout_ms": 10_000,  # longer than a busy machine makes a peer pause
     }
     stop = Stop()
     server = SlabServer(SlabSettings(**(values | changes)), stop)
@@ -81,14 +81,14 @@ def disk_server(manager: FakeManager, folder: Path, **changes: object) -> Iterat
         yield server
     finally:
         stop.set()
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
 
 
 class TcpClient:
     """The least that speaks the slab server's TCP path."""
 
-    def __init__(self, endpoint: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, endpoint: str, timeout_s: float = 30.0) -> None:
         self.deadline = time.monotonic() + timeout_s
         self.connection = Connection.open(endpoint, self.deadline)
         self.sock = self.connection.sock

@@ -54,7 +54,7 @@ class FakeManager:
     """Registers whoever comes, counts incarnations, records everything, and pushes what a test tells it to."""
 
     def __init__(
-        self, secret: bytes, heartbeat_ms: int = 50, timeout_ms: int = 2000, port: int = 0, number: int = 7
+        self, secret: bytes, heartbeat_ms: int = 50, timeout_ms: int = 30_000, port: int = 0, number: int = 7
     ) -> None:
         self.secrets = secrets.derive(secret)
         self.heartbeat_ms = heartbeat_ms

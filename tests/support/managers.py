@@ -58,8 +58,11 @@ T = TypeVar("T")
 SECRET = b"a secret of a test cluster"
 SECRETS: Secrets = derive(SECRET)
 TOKEN, ADMIN_TOKEN, OTHER_TOKEN = "token-of-team-a", "token-of-the-admin", "token-of-team-b"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 MIB = 1 << 20
+# Grants, nodes and operations outlive every pause of a busy machine between two lines of a test. Tests of how they end
+# have times of their own.
+LONG_MS = 30_000
 
 
 def make_settings(folder: Path, **overrides: Any) -> ManagerSettings:
@@ -70,7 +73,8 @@ def make_settings(folder: Path, **overrides: Any) -> ManagerSettings:
     tokens.write_text(json.dumps({"tenants": tenants, "admin_token": ADMIN_TOKEN}), encoding="utf-8")
     values: dict[str, Any] = {
         "rpc": (f"unix://{folder}/rpc.sock", "tcp://127.0.0.1:0"), "http_port": 0, "secret_file": secret,
-        "tokens_file": tokens, "heartbeat_ms": 100, "node_timeout_ms": 3000,
+        "tokens_file": tokens, "heartbeat_ms": 100, "node_timeout_ms": LONG_MS, "read_lease_ms": LONG_MS,
+        "write_ticket_ms": LONG_MS, "operation_timeout_ms": LONG_MS,
     }  # fmt: skip
     return ManagerSettings(**{**values, **overrides})
 

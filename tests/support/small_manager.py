@@ -151,8 +151,9 @@ class SmallManager:
         """What a manager answers, without a script."""
         kind, rule = _RULES[frame.op]
         request: object = decode_body(frame.body, kind)
-        self.seen.append((frame.op, request))
-        return rule(self, request)
+        answer = rule(self, request)
+        self.seen.append((frame.op, request))  # once it has been done: who waits for it looks at what it did
+        return answer
 
     def attach(self, request: m.Attach) -> m.Attached:
         if request.token != self.token:

@@ -13,7 +13,11 @@ from tests.support.guest import SLOWNESS
 T = TypeVar("T")
 
 
-def wait_until(probe: Callable[[], T | None], what: str, timeout_s: float = 10.0, every_s: float = 0.02) -> T:
+# Longer than anything takes on a slow and busy machine: it costs nothing where a test passes.
+TIMEOUT_S = 30.0
+
+
+def wait_until(probe: Callable[[], T | None], what: str, timeout_s: float = TIMEOUT_S, every_s: float = 0.02) -> T:
     """Call ``probe`` until its answer is true, and return the answer.
 
     Raises TimeoutError that names ``what`` and the last answer, once ``timeout_s`` have passed: ``SLOWNESS`` times that
@@ -32,7 +36,7 @@ def wait_until(probe: Callable[[], T | None], what: str, timeout_s: float = 10.0
 
 
 async def wait_until_async(
-    probe: Callable[[], Awaitable[T]], what: str, timeout_s: float = 10.0, every_s: float = 0.02
+    probe: Callable[[], Awaitable[T]], what: str, timeout_s: float = TIMEOUT_S, every_s: float = 0.02
 ) -> T:
     """Await ``probe`` until its answer is true, as :func:`wait_until` does; one probe may not outlast the deadline."""
     loop = asyncio.get_running_loop()

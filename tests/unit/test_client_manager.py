@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from polarkv_client.protocol.messages import NodeInfo, Op, Shard
 from polarkv_client.protocol.wire import Frame
 from polarkv_client.resolve import Resolver
 from polarkv_client.transport.base import Scope
+from tests.support.ports import reserved_ports
 from tests.support.small_manager import Chunk, Node, SmallManager, hang, refuse
 from tests.support.waiting import wait_until
 
@@ -78,21 +80,23 @@ def test_threads_share_a_bounded_pool(manager: SmallManager) -> None:
 
 
 def test_a_full_pool_is_waited_for_until_the_deadline(manager: SmallManager) -> None:
-    manager.instead[Op.EXISTS] = hang
-    with client(manager.endpoint, manager_connections=1, manager_timeout_ms=3000) as made:
+    enough = threading.Event()
 
-        def hold() -> None:
-            with pytest.raises(errors.PolarKVError):
-                exists(made, soon(0.6))
+    def late(small: SmallManager, frame: Frame) -> object:
+        enough.wait(30)
+        return small.rules(frame)
 
-        first = threading.Thread(target=hold)
+    manager.instead[Op.EXISTS] = late
+    with client(manager.endpoint, manager_connections=1, manager_timeout_ms=30_000) as made:
+        first = threading.Thread(target=lambda: exists(made, soon(30)))
         first.start()
         wait_until(lambda: manager.calls[Op.EXISTS], "the first call")
         begin = time.monotonic()
         with pytest.raises(errors.DeadlineExceeded, match="became free"):
             exists(made, soon(0.1))
         assert time.monotonic() - begin < 0.1 + SLACK_S
-        first.join(10)
+        enough.set()
+        first.join(30)
 
 
 def test_a_restarted_manager_is_not_noticed(manager: SmallManager) -> None:
@@ -143,19 +147,19 @@ def test_refusals_do_not_open_the_breaker(manager: SmallManager) -> None:
 
 
 def test_a_silent_manager_costs_its_time_out_a_few_times_and_then_nothing(manager: SmallManager) -> None:
-    with client(manager.endpoint, manager_timeout_ms=150, breaker_failures=2, breaker_longest_ms=200) as made:
+    with client(manager.endpoint, manager_timeout_ms=500, breaker_failures=2, breaker_longest_ms=200) as made:
         exists(made)
         manager.mute.set()
         for _ in range(2):
             begin = time.monotonic()
             with pytest.raises(errors.DeadlineExceeded):
                 exists(made)
-            assert time.monotonic() - begin < 0.15 + SLACK_S
+            assert time.monotonic() - begin < 0.5 + SLACK_S
         begin = time.monotonic()
         for _ in range(100):
             with pytest.raises(errors.BreakerOpen):
                 exists(made)
-        assert time.monotonic() - begin < 100 * 0.15 / 2
+        assert time.monotonic() - begin < 100 * 0.5 / 2
         # Nobody calls, and still it comes back: the background found out.
         manager.mute.clear()
         wait_until(lambda: made.home.breaker.state == "closed", "the reconnect")
@@ -163,13 +167,16 @@ def test_a_silent_manager_costs_its_time_out_a_few_times_and_then_nothing(manage
 
 
 def test_a_dead_manager_that_comes_back_on_its_port() -> None:
-    first = SmallManager()
-    with client(first.endpoint, breaker_failures=1, breaker_first_ms=10, breaker_longest_ms=50) as made:
+    with (
+        reserved_ports(1) as (port,),
+        contextlib.closing(SmallManager(port=port)) as first,
+        client(first.endpoint, breaker_failures=1, breaker_first_ms=10, breaker_longest_ms=50) as made,
+    ):
         exists(made)
         first.close()
         with pytest.raises(errors.Unavailable):
             exists(made)
-        second = SmallManager(port=first.port)
+        second = SmallManager(port=port)
         second.epoch = 2
         wait_until(lambda: made.home.breaker.state == "closed", "the reconnect")
         assert exists(made) == b"\0"
@@ -186,20 +193,32 @@ def test_the_prober_outlives_a_defect_and_a_manager_that_dies_again(
         exists(made)
         home = made.home
         opened, failures = home._open, [RuntimeError("can't start new thread")] * 3
+        may_open = threading.Event()
 
         def sometimes(deadline: float) -> Any:
+            may_open.wait(30)
             if failures:
                 raise failures.pop()
             return opened(deadline)
 
         monkeypatch.setattr(home, "_open", sometimes)
         for _ in range(3):
+            may_open.clear()
             home._failed(errors.Unavailable("it died"))
             assert home.breaker.state != "closed"
-            wait_until(lambda: home.breaker.state == "closed", "the breaker to close", 5)
+            may_open.set()
+            wait_until(lambda: home.breaker.state == "closed", "the breaker to close")
         assert exists(made) == b"\1"
 
 
+@pytest.fixture
+def long_silence(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Longer than a busy machine makes one short call last; seconds of silence that are the manager's failure."""
+    monkeypatch.setattr("polarkv_client.channel._TELLING_S", 0.5)
+    return 0.5
+
+
+@pytest.mark.usefixtures("long_silence")
 def test_a_callers_short_deadline_is_not_the_managers_failure(manager: SmallManager) -> None:
     manager.instead[Op.EXISTS] = hang
     with client(manager.endpoint, breaker_failures=1) as made:
@@ -208,16 +227,16 @@ def test_a_callers_short_deadline_is_not_the_managers_failure(manager: SmallMana
         assert made.home.breaker.state == "closed"
 
 
-def test_short_deadlines_one_after_the_other_show_that_it_is_silent(manager: SmallManager) -> None:
+def test_short_deadlines_one_after_the_other_show_that_it_is_silent(manager: SmallManager, long_silence: float) -> None:
     with client(manager.endpoint, breaker_failures=1) as made:
         manager.instead[Op.EXISTS] = hang
         began, calls = time.monotonic(), 0
-        while made.home.breaker.state == "closed" and time.monotonic() - began < 10:
+        while made.home.breaker.state == "closed" and time.monotonic() - began < 30:
             with pytest.raises(errors.DeadlineExceeded):
                 exists(made, soon(0.02))
             calls += 1
         assert calls > 1
-        assert 0.1 <= time.monotonic() - began < 10
+        assert long_silence <= time.monotonic() - began < 30
         # An answer ends the silence.
         del manager.instead[Op.EXISTS]
         wait_until(lambda: made.home.breaker.state == "closed", "the reconnect")
@@ -254,21 +273,21 @@ def test_a_cancellation_wakes_a_call_that_waits(manager: SmallManager) -> None:
 
 def test_deadlines_of_leases_count_from_when_the_request_was_sent(manager: SmallManager) -> None:
     def late(small: SmallManager, frame: Frame) -> object:
-        threading.Event().wait(0.2)
+        threading.Event().wait(1.0)
         return small.rules(frame)
 
     manager.nodes = {7: Node(NodeInfo("n", 7, 1, "Active"), b"secret", lambda: 0)}
     manager.chunks[KEY].ready.set()
     manager.instead = {Op.ACQUIRE_READ: late, Op.BEGIN_STORE: late}
     manager.lease_ms = manager.ticket_ms = 1000
-    with client(manager.endpoint) as made:
+    with client(manager.endpoint, manager_timeout_ms=10_000) as made:
         made.connect(soon())
         before = time.monotonic()
         _, lease_ends = made.acquire_read(made.home, KEY, 0, [], Scope(soon()))
-        assert lease_ends - before < 1.1
+        assert lease_ends - before < 1.9  # from the answer on it would be more than two seconds
         before = time.monotonic()
         _, ticket_ends = made.begin_store(made.home, b"k" * 32, [1], 0, Scope(soon()))
-        assert ticket_ends - before < 1.1
+        assert ticket_ends - before < 1.9
 
 
 def test_a_newer_grant_makes_the_node_table_new(manager: SmallManager) -> None:

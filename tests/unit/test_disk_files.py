@@ -248,7 +248,7 @@ def test_operations_on_one_key_run_in_order_and_others_side_by_side() -> None:
         running.discard(key)
 
     for _ in range(4):
-        executor.submit(Task(os.urandom(32), lambda: together.wait(5) and None))  # needs four at once
+        executor.submit(Task(os.urandom(32), lambda: together.wait(30) and None))  # needs four at once
     wait_until(lambda: len(executor) == 0, "four operations of different keys at a time")
     assert not together.broken
     for number in range(100):

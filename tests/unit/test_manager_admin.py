@@ -14,6 +14,7 @@ from polarkv_client.protocol.messages import OperationResult
 from polarkv_client.states import Tier
 from tests.support.managers import (
     ADMIN_TOKEN,
+    LONG_MS,
     MIB,
     OTHER_TOKEN,
     SECRET,
@@ -76,7 +77,7 @@ def test_secrets_are_in_no_answer(manager: Running, http: httpx.Client) -> None:
     text = "".join(http.get(path).text for path in paths)
     for secret in (TOKEN, OTHER_TOKEN, ADMIN_TOKEN, SECRET.decode(), SECRETS.node_token, SECRETS.grant_key.hex()):
         assert secret not in text
-    assert http.get("/v1/settings").json()["read_lease_ms"] == 5000
+    assert http.get("/v1/settings").json()["read_lease_ms"] == LONG_MS
 
 
 def test_entries_are_listed_in_order_page_by_page(manager: Running, http: httpx.Client) -> None:

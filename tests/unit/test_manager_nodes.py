@@ -25,6 +25,7 @@ from polarkv_client.protocol.messages import (
 from polarkv_client.protocol.wire import decode_body
 from polarkv_client.states import Tier
 from tests.support.managers import (
+    LONG_MS,
     MIB,
     OTHER_TOKEN,
     Client,
@@ -67,7 +68,7 @@ def test_a_node_serves_once_both_roles_are_there_and_memory_is_proved(manager: R
     with FakeNode(manager.unix, join=False) as node, Client(manager.tcp) as client:
         registered = node.slab.registered
         assert (registered.number, registered.incarnation, registered.epoch) == (1, 1, manager.epoch)
-        assert (registered.heartbeat_ms, registered.timeout_ms) == (100, 3000)
+        assert (registered.heartbeat_ms, registered.timeout_ms) == (100, LONG_MS)
         node.slab.inventory()
         assert node_view(manager)["state"] == "Joining"
         assert list(client.begin([key(1)]).outcomes) == [3]
@@ -124,7 +125,7 @@ def test_what_a_node_proves_is_served_and_nothing_else(manager: Running) -> None
     with node, Client(manager.tcp, OTHER_TOKEN) as client:
         assert node.slab.registered.incarnation == 5
         assert client.exists(*[key(n) for n in (1, 2, 3, 4, 5, 9)]) == [1, 1, 1, 2, 0, 0]
-        carve = decode_body(node.slab.commands.get(timeout=5).body, Carve)
+        carve = decode_body(node.slab.commands.get(timeout=30).body, Carve)
         assert (carve.incarnation, carve.base_bytes, carve.stride_bytes) == (5, 0, 4096)
         commands = [node.on_disk.command() for _ in range(4)]
         # Memory is written to disk at once, whatever the disk says later; one file could never be loaded.
@@ -149,7 +150,7 @@ def test_a_long_inventory_lets_others_be_served_and_keeps_order(manager: Running
         answers.append(node.on_disk.post(Op.REPORT_INVENTORY, ReportInventory(*life, [], last=True)))
         client.store([key(90_000)])
         for answer in answers:
-            assert answer.get(timeout=10).status == 0
+            assert answer.get(timeout=30).status == 0
         assert client.exists(key(0), key(19_999)) == [Tier.DISK, Tier.DISK]
         assert stats(manager)["counts"]["recoveries"] == 1
 
@@ -214,7 +215,7 @@ def test_losing_either_connection_loses_the_node_and_only_it(manager: Running, r
 
 
 def test_a_silent_role_loses_the_node(tmp_path: Path) -> None:
-    with running_manager(make_settings(tmp_path, heartbeat_ms=50, node_timeout_ms=400)) as manager:
+    with running_manager(make_settings(tmp_path, heartbeat_ms=50, node_timeout_ms=1500)) as manager:
         for silent in ("slab", "disk"):
             with FakeNode(manager.unix, silent) as node:
                 wait_until(lambda node=node: node.slab.beat(), "a heartbeat")  # type: ignore[misc]
@@ -225,7 +226,7 @@ def test_a_silent_role_loses_the_node(tmp_path: Path) -> None:
 
 
 def test_an_operation_that_is_never_answered_loses_the_node(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, operation_timeout_ms=300)
+    settings = make_settings(tmp_path, operation_timeout_ms=1000)
     with running_manager(settings) as manager, FakeNode(manager.unix, auto=None) as node, Client(manager.tcp) as client:
         client.store([key(1)])
         node.on_disk.command()
@@ -296,7 +297,7 @@ def test_a_second_disk_server_ends_the_life_too(manager: Running) -> None:
 
 
 def test_slots_that_were_not_fresh_rest_before_they_are_granted(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, write_ticket_ms=300, read_lease_ms=300, quarantine_ms=100)
+    settings = make_settings(tmp_path, write_ticket_ms=1500, read_lease_ms=1500, quarantine_ms=500)
     with (
         running_manager(settings) as manager,
         Client(manager.tcp) as client,

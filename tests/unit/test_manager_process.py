@@ -15,6 +15,7 @@ from polarkv_client.layout import tenant_number
 from polarkv_client.protocol import grants
 from polarkv_client.protocol.messages import InventoryItem, Op, ReportInventory
 from polarkv_client.states import Tier
+from polarkv_dataplane.embedded.supervisor import STOP_S
 from tests.support.managers import MIB, SECRETS, Client, FakeNode, ManagerProcess, extents, key, make_settings, stats
 from tests.support.waiting import wait_until
 
@@ -37,7 +38,7 @@ def test_it_says_where_it_listens_and_ends_cleanly(process: ManagerProcess) -> N
     client.store([key(1)])
     began = time.monotonic()
     assert process.end(signal.SIGTERM) == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < STOP_S
     with pytest.raises(errors.Unavailable):
         client.exists(key(1))
     wait_until(node.slab.closed.is_set, "the node to be told")
@@ -111,7 +112,7 @@ def test_ten_thousand_entries_are_back_within_seconds(process: ManagerProcess) -
                 message = ReportInventory(*side.life, items[at : at + 4096], at + 4096 >= len(items))
                 answers.append(side.post(Op.REPORT_INVENTORY, message))
         for answer in answers:
-            assert answer.get(timeout=10).status == 0
+            assert answer.get(timeout=30).status == 0
         seconds = time.monotonic() - began
         assert client.exists(*[key(n) for n in range(count)]).count(0) == 0
         print(f"{count} entries recovered in {seconds:.2f} s")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ from polarkv_dataplane.runtime.session import WINDOW, Session, report_inventory
 from polarkv_dataplane.runtime.stream import read_frame
 from tests.support.cache_node import SECRET, slab_server
 from tests.support.fake_manager import FakeManager
+from tests.support.ports import reserved_ports
 from tests.support.waiting import wait_until
 
 
@@ -32,21 +34,23 @@ def session() -> Iterator[tuple[Session, socket.socket]]:
     far.close()
 
 
-def test_the_clock_is_never_early_and_at_most_a_round_trip_late() -> None:
-    ahead_ms = 1_000_000
+def test_the_clock_is_never_early_and_at_most_a_round_trip_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead_ms, now = 1_000_000, [100.0]
+    monkeypatch.setattr("polarkv_dataplane.runtime.clock.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def manager_ms() -> float:
-        return time.monotonic() * 1000 + ahead_ms
+        return now[0] * 1000 + ahead_ms
 
-    sent_at = time.monotonic()
-    clock = ManagerClock(int(manager_ms()) + 40, sent_at)  # an answer that took 40 ms to be made
-    assert manager_ms() - 1 <= clock.now_ms() <= manager_ms() + 50
-    sent_at = time.monotonic()
+    clock = ManagerClock(int(manager_ms()) + 40, now[0])  # an answer that took 40 ms to be made
+    now[0] += 0.05
+    assert manager_ms() <= clock.now_ms() <= manager_ms() + 41
+    sent_at = now[0]
+    now[0] += 0.002
     clock.observe(int(manager_ms()), sent_at)
     tight = clock.now_ms() - manager_ms()
-    assert -1.5 <= tight <= 5
-    clock.observe(int(manager_ms()) + 500, time.monotonic())  # a slow answer does not loosen the bound
-    assert clock.now_ms() - manager_ms() <= tight + 5
+    assert 0 <= tight <= 3
+    clock.observe(int(manager_ms()) + 500, now[0])  # a slow answer does not loosen the bound
+    assert clock.now_ms() - manager_ms() <= tight + 1
 
 
 def test_heartbeats_carry_counters(manager: FakeManager, tmp_path: Path) -> None:
@@ -71,7 +75,7 @@ def test_a_lost_connection_is_registered_again_with_the_last_incarnation(manager
 
 
 def test_a_manager_that_is_silent_is_left_for_a_new_connection(tmp_path: Path) -> None:
-    manager = FakeManager(SECRET, heartbeat_ms=20, timeout_ms=200)
+    manager = FakeManager(SECRET, heartbeat_ms=20, timeout_ms=500)
     try:
         with slab_server(manager, tmp_path) as slab:
             manager.channel("slab")
@@ -125,9 +129,9 @@ def test_a_defect_costs_the_connection_and_not_the_link(manager: FakeManager, tm
             manager.carve(0, 4096)
         else:
             manager.drop_connections()
-        wait_until(lambda: failures and len(manager.channels) >= 2 and manager.channels[-1].open, "a new registration")
-        channel = manager.channels[-1]
-        wait_until(lambda: channel.heartbeats, "heartbeats to go on")
+        wait_until(lambda: failures and len(manager.channels) >= 2, "a new registration")
+        # Of the last one: that which met the defect may still look open.
+        wait_until(lambda: manager.channels[-1].heartbeats, "heartbeats to go on")
 
 
 def test_a_command_right_behind_the_registration_is_taken() -> None:
@@ -200,17 +204,17 @@ def test_inventory_goes_in_batches_and_has_an_end(session: tuple[Session, socket
     assert {(report.number, report.incarnation) for report in reports} == {(7, 5)}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_ports(1) as (port,):
+        yield port
 
 
-def test_counters_are_shown_to_prometheus() -> None:
+def test_counters_are_shown_to_prometheus(port: int) -> None:
     counters = Counters()
     counters.add("polarkv_a_total", 2)
     counters.add(labelled("polarkv_b_total", "kind", "x"), 3)
     counters.gauge("polarkv_c_bytes", lambda: 4)
-    port = free_port()
     stop = export(counters, "127.0.0.1", port, lambda: True)
     try:
         lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=5).raise_for_status().text.splitlines()
@@ -221,8 +225,8 @@ def test_counters_are_shown_to_prometheus() -> None:
     assert "polarkv_c_bytes 4.0" in lines
 
 
-def test_a_server_lives_before_it_is_ready() -> None:
-    port, ready = free_port(), threading.Event()
+def test_a_server_lives_before_it_is_ready(port: int) -> None:
+    ready = threading.Event()
     stop = export(Counters(), "127.0.0.1", port, ready.is_set)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as http:

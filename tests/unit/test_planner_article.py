@@ -95,9 +95,11 @@ def test_what_a_node_can_send_caps_what_its_disks_can_read() -> None:
     ],
 )
 def test_a_plan_on_the_whole_file_is_quick(demand: Demand) -> None:
-    began = time.perf_counter()
+    began = time.process_time()  # the machine may be busy with others
     file = load_prices()
     assert len(file.instances) == 222
     assert len(file.disks) == 10
     assert all(cheapest(offer, demand, Terms()) for offer in offers(file))
-    assert time.perf_counter() - began < 2
+    spent_s = time.process_time() - began
+    print(f"{spent_s:.2f} s")
+    assert spent_s < 2

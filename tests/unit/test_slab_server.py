@@ -18,6 +18,7 @@ from polarkv_client.errors import ConfigurationError, PolarKVError, ProtocolErro
 from polarkv_client.protocol.grants import Access, Extent
 from polarkv_client.protocol.messages import Op, SlabAttach, SlabAttached
 from polarkv_client.protocol.wire import Connection, decode_body, encode_frame, raise_failure
+from polarkv_dataplane.embedded.supervisor import STOP_S
 from polarkv_dataplane.runtime.stopping import Stop
 from polarkv_dataplane.runtime.stream import read_frame
 from polarkv_dataplane.slab.server import SlabServer
@@ -225,8 +226,8 @@ def test_the_process_ends_cleanly_on_sigterm(manager: FakeManager, tmp_path: Pat
         client.read(manager.grant(Access.READ, [Extent(0, b"k" * 32, 0, 100)]), [100])
         asked_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 0
-        assert time.monotonic() - asked_at < 2
+        assert process.wait(30) == 0
+        assert time.monotonic() - asked_at < STOP_S
         client.close()
     assert not (tmp_path / "slab.sock").exists()
     assert log.read_text().count("ready") == 1

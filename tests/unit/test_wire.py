@@ -28,6 +28,7 @@ from polarkv_client.protocol.wire import (
     encode_frame,
 )
 
+SLACK_S = 1.5  # for a loaded machine; what would hang here hangs for longer
 ERRORS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.PolarKVError)]
 
 
@@ -171,7 +172,7 @@ def test_silence_ends_at_the_deadline(pair: tuple[Connection, socket.socket]) ->
     begin = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded):
         connection.call(Op.EXISTS, Keys(b""), Empty, begin + 0.05)
-    assert 0.05 <= time.monotonic() - begin < 0.5
+    assert 0.05 <= time.monotonic() - begin < 0.05 + SLACK_S
     assert connection.closed
 
 
@@ -193,7 +194,7 @@ def test_a_peer_that_was_quick_may_be_anything_next_time(pair: tuple[Connection,
     begin = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded if last == "is silent" else errors.Unavailable):
         connection.call(Op.EXISTS, Keys(b""), Outcomes, begin + 0.05)
-    assert time.monotonic() - begin < 0.5
+    assert time.monotonic() - begin < 0.05 + SLACK_S
 
 
 def test_a_peer_that_drips_does_not_stretch_the_deadline(pair: tuple[Connection, socket.socket]) -> None:
@@ -215,7 +216,7 @@ def test_a_peer_that_drips_does_not_stretch_the_deadline(pair: tuple[Connection,
     elapsed_s = time.monotonic() - begin
     stop.set()
     thread.join()
-    assert elapsed_s < 0.5
+    assert elapsed_s < 0.1 + SLACK_S
 
 
 @pytest.mark.parametrize("endpoint", ["", "http://x:1", "tcp://:1", "tcp://x", "tcp://x:port", "unix"])
