@@ -57,7 +57,7 @@ def test_a_killed_supervisor_leaves_nothing_but_what_is_on_disk(folder: Path) ->
         assert len(alive(pids)) == 4
         cluster.signal("disk-0", signal.SIGSTOP)
         cluster.signal("supervisor", signal.SIGKILL)
-        wait_until(lambda: not alive(pids), "every process to be gone", 5)
+        wait_until(lambda: not alive(pids), "every process to be gone")
     with Cluster(directory=folder / "c", **SIZES) as cluster:
         assert json.loads(cluster.connection.read_text()) == first
         with SyncClient.connect(cluster.connection) as client:
@@ -82,13 +82,13 @@ def test_nothing_outlives_its_maker(folder: Path) -> None:
     finally:
         maker.kill()
         maker.communicate(timeout=10)
-    wait_until(lambda: not alive(pids), "every process to be gone", 6)
+    wait_until(lambda: not alive(pids), "every process to be gone")
 
 
 def test_restart_gives_a_new_life(folder: Path) -> None:
     with Cluster(directory=folder / "c", **SIZES) as cluster:
         before = cluster.pids()
-        cluster.restart("slab-0", 40)
+        cluster.restart("slab-0", 90)
         after = cluster.pids()
         assert {name for name in before if before[name] != after[name]} == {"slab-0"}
         with pytest.raises(ConfigurationError, match=str(before["supervisor"])):
@@ -98,7 +98,7 @@ def test_restart_gives_a_new_life(folder: Path) -> None:
 def test_detached_stays_until_down(folder: Path) -> None:
     command = [sys.executable, "-m", "polarkv_dataplane.cli"]
     up = [*command, "up", "--detach", "--dir", str(folder / "c"), "--memory", "16MiB", "--disk", "64MiB", "--json"]
-    started = subprocess.run(up, capture_output=True, text=True, timeout=55, check=True)
+    started = subprocess.run(up, capture_output=True, text=True, timeout=150, check=True)
     supervisor = json.loads(started.stdout)["pid"]
     try:
         assert alive([supervisor])

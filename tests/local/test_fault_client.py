@@ -88,7 +88,7 @@ def test_a_late_header_proves_nothing_to_a_manager_that_was_started_again(chunks
             late.kill()
         former = world.kill("manager")
         world.started_again("manager", former)
-        wait_until(lambda: caller.client.exists(chunks.keys([0])) == [Tier.MEMORY], "the lie to be believed", 10)
+        wait_until(lambda: caller.client.exists(chunks.keys([0])) == [Tier.MEMORY], "the lie to be believed")
         assert caller.load([0]).chunks[0].reason is Reason.DAMAGED
         caller.load([1])  # compared with the oracle if a file serves it
         assert recovers(caller, [2]) < 20
@@ -119,9 +119,11 @@ def test_a_read_that_goes_on_after_its_lease_is_a_miss(
         settled(one_slot)
 
 
-def test_a_client_that_dies_with_tickets_and_leases_gives_them_back(small: World) -> None:
+def test_a_client_that_dies_with_tickets_and_leases_gives_them_back() -> None:
     chunks = Chunks("dies holding", (60_000,))
-    with small.caller(chunks) as caller:
+    # Long enough to be counted before they end.
+    long = {"read_lease_ms": 5000, "write_ticket_ms": 5000}
+    with running(1, "16MiB", "64MiB", manager=long) as small, small.caller(chunks) as caller:
         assert caller.store(list(range(20))).present == 20
         dead = RawClient(small.cluster.connection)
         leased = dead.acquire(chunks.keys(range(20)))
@@ -152,9 +154,3 @@ def test_a_writer_killed_in_the_middle_frees_its_key_and_memory(one_slot: World,
         takes_the_slot(caller, 0)  # the same key, by another writer
         assert caller.load([0]).complete
         settled(one_slot)
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[World]:
-    with running(1, "16MiB", "64MiB") as world:
-        yield world

@@ -15,6 +15,7 @@ from tests.local.support.invariants import settled
 from tests.local.support.oracle import GRACE_S, Caller, Chunks
 from tests.local.support.proxy import Proxy
 from tests.local.support.world import World, recovers, running
+from tests.support.ports import reserved_ports
 from tests.support.waiting import wait_until, wait_until_async
 
 SLAB_HOST = "127.0.0.2"  # what the slab server tells clients; only the proxy listens there
@@ -67,7 +68,8 @@ def test_a_manager_that_does_not_answer(
                 assert not any(caller.timed(lambda: caller.client.exists(chunks.keys(NUMBERS), deadline_ms=1000), 1000))
             # The breaker is open: nobody pays for a dead manager any more.
             assert caller.client.status().breaker != "closed"
-            misses = [caller.timed(lambda: caller.load(NUMBERS), 100) for _ in range(50)]
+            keys, buffers = chunks.keys(NUMBERS), chunks.blanks(NUMBERS)
+            misses = [caller.timed(lambda: caller.client.load(keys, buffers), 100) for _ in range(50)]
             assert not any(result.hits for result in misses)
         assert recovers(caller, [*NUMBERS, 100, 101]) < 20
         assert caller.client.status().breaker == "closed"
@@ -91,37 +93,44 @@ def silent(world: World, proxy: Proxy, how: str) -> Iterator[None]:
 def test_the_asynchronous_client_keeps_its_deadlines_and_its_loop_goes_on(
     world: World, chunks: Chunks, slab_proxy: Proxy
 ) -> None:
-    async def scenario() -> tuple[float, float]:
+    async def frozen(client: Client) -> tuple[float, float]:
+        """How long a load took, and how long the loop waited at most meanwhile, in seconds."""
+        buffers = chunks.blanks(NUMBERS)
+        began = last = time.monotonic()
+        longest_s = 0.0
+        loading = asyncio.create_task(client.load(chunks.keys(NUMBERS), buffers, deadline_ms=1000))
+        while not loading.done():
+            await asyncio.sleep(0.01)
+            longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+        took_s = time.monotonic() - began
+        result = loading.result()
+        assert not result.complete
+        chunks.verify(NUMBERS, buffers, result)
+        return took_s, longest_s
+
+    async def scenario() -> list[tuple[float, float]]:
         client = await Client.connect(world.cluster.connection, transport="tcp", breaker_longest_ms=500)
         async with client:
             keys = chunks.keys(NUMBERS)
             await client.store(keys, chunks.payloads(NUMBERS))
             slab_proxy.freeze_after_bytes = 150_000
-            buffers = chunks.blanks(NUMBERS)
-            began = last = time.monotonic()
-            longest_s = 0.0
-            loading = asyncio.create_task(client.load(keys, buffers, deadline_ms=1000))
-            while not loading.done():
-                await asyncio.sleep(0.01)
-                longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
-            took_s = time.monotonic() - began
-            result = loading.result()
-            assert not result.complete
-            chunks.verify(NUMBERS, buffers, result)
+            found = [await frozen(client) for _ in range(2)]
             slab_proxy.pass_on()
 
             async def works() -> bool:
                 again = chunks.blanks(NUMBERS)
-                loaded = await client.load(keys, again, deadline_ms=2000)
+                loaded = await client.load(keys, again, deadline_ms=5000)
                 return chunks.verify(NUMBERS, again, loaded) == len(NUMBERS)
 
-            await wait_until_async(works, "loads to work again", 20)
-            return took_s, longest_s
+            await wait_until_async(works, "loads to work again")
+            return found
 
-    took_s, longest_s = asyncio.run(scenario())
-    print(f"load with a frozen peer: {took_s:.3f} s; the loop never waited longer than {longest_s:.3f} s")
-    assert took_s < 1.0 + GRACE_S
-    assert longest_s < 0.5
+    found = asyncio.run(scenario())
+    for took_s, longest_s in found:
+        print(f"load with a frozen peer: {took_s:.3f} s; the loop never waited longer than {longest_s:.3f} s")
+        assert took_s < 1.0 + GRACE_S
+    # Of the better one: a busy machine stops a process now and then, a call in the loop would do so each time.
+    assert min(longest_s for _, longest_s in found) < 0.5
     settled(world)
 
 
@@ -191,11 +200,13 @@ def test_a_slab_connection_that_freezes_inside_a_store(world: World, chunks: Chu
 
 
 def test_connections_that_break_are_replaced(world: World, chunks: Chunks) -> None:
-    manager = Proxy(f"unix://{world.places.socket('manager')}")
-    caller = through(world, manager, chunks, "shm")
-    with caller.client:
+    with (
+        reserved_ports(1) as (port,),
+        Proxy(f"unix://{world.places.socket('manager')}", port=port) as manager,
+        contextlib.closing(through(world, manager, chunks, "shm").client) as client,
+    ):
+        caller = Caller(client, chunks, deadline_ms=1000)
         recovers(caller, NUMBERS)
-        port = manager.port
         manager.close()  # every connection ends, and new ones are refused
         assert not caller.load(NUMBERS).hits
         with Proxy(f"unix://{world.places.socket('manager')}", port=port):
@@ -204,12 +215,12 @@ def test_connections_that_break_are_replaced(world: World, chunks: Chunks) -> No
 
 
 def test_nobody_there_at_all_is_misses(chunks: Chunks) -> None:
-    with Proxy("unix:///nonexistent") as proxy:
-        endpoint = proxy.endpoint
-    client = SyncClient.connect(endpoint=endpoint, token="t" * 16, deadline_ms=1000)
-    with client:
+    with (
+        reserved_ports(1) as (port,),
+        SyncClient.connect(endpoint=f"tcp://127.0.0.1:{port}", token="t" * 16, deadline_ms=1000) as client,
+    ):
         caller = Caller(client, chunks, deadline_ms=1000)
         for _ in range(5):
             assert not caller.load(NUMBERS).hits
             assert not caller.store(NUMBERS).present
-        assert wait_until(lambda: client.status().breaker == "open", "the breaker to open", 10)
+        assert wait_until(lambda: client.status().breaker == "open", "the breaker to open")

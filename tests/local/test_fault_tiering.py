@@ -22,12 +22,15 @@ from tests.support.waiting import wait_until
 LOCAL = "polarkv_tiering_local_bytes_total"
 METRIC = "polarkv_tiering_cross_node_bytes_total"
 POOL, HOST = "the pool", "this host"
+CALL_S = 30.0
 MEMORY_BYTES = 256 << 20  # more than the real node has: most keys come here
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "16MiB", "64MiB") as world:
+    # The node below sends no heartbeats, and whoever plays it has a ticket and an operation under way.
+    long = {"node_timeout_ms": 60_000, "write_ticket_ms": 30_000, "operation_timeout_ms": 60_000}
+    with running(1, "16MiB", "64MiB", manager=long) as world:
         yield world
 
 
@@ -57,7 +60,7 @@ class FakeNode:
     def next_command(self) -> tuple[Frame, m.DiskCommand]:
         """What the manager asks of the disk server; other frames are passed over."""
         assert self.disk is not None
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + CALL_S
         while True:
             frame = self._receive(self.disk, deadline)
             if frame.op in {Op.OFFLOAD, Op.LOAD, Op.PURGE}:
@@ -70,7 +73,7 @@ class FakeNode:
         claim = m.OperationDone(
             life.number, life.incarnation, command.operation, m.OperationResult.OK, moved_bytes, pool
         )
-        self.disk.send(encode_frame(Op.OPERATION_DONE, 9, claim), time.monotonic() + 5)
+        self.disk.send(encode_frame(Op.OPERATION_DONE, 9, claim), time.monotonic() + CALL_S)
 
     def close(self) -> None:
         for connection in (self.slab, self.disk):
@@ -78,19 +81,19 @@ class FakeNode:
                 connection.close()
 
     def _open(self) -> Connection:
-        return Connection.open(f"unix://{self._world.places.socket('manager')}", time.monotonic() + 5)
+        return Connection.open(f"unix://{self._world.places.socket('manager')}", time.monotonic() + CALL_S)
 
     def _register(self, connection: Connection, role: str, incarnation: int, pool: str, host: str) -> m.Registered:
         request = m.Register(
             WIRE_VERSION, WIRE_VERSION, self._world.node_token(), role, self.name, incarnation, pool, host,
             memory_bytes=MEMORY_BYTES, slab_bytes=1 << 20, disk_bytes=1 << 28, tcp="tcp://127.0.0.1:1",
         )  # fmt: skip
-        return connection.call(Op.REGISTER, request, m.Registered, time.monotonic() + 5)
+        return connection.call(Op.REGISTER, request, m.Registered, time.monotonic() + CALL_S)
 
     def _inventory(self, connection: Connection) -> None:
         life = self.registered
         report = m.ReportInventory(life.number, life.incarnation, [], last=True)
-        connection.send(encode_frame(Op.REPORT_INVENTORY, 2, report), time.monotonic() + 5)
+        connection.send(encode_frame(Op.REPORT_INVENTORY, 2, report), time.monotonic() + CALL_S)
 
     @staticmethod
     def _receive(connection: Connection, deadline: float) -> Frame:
@@ -120,12 +123,12 @@ def offload_command(world: World, fake: FakeNode) -> m.DiskCommand:
             if not answer.ticket or grants.read(answer.grants[0]).node != fake.registered.number:
                 return None
             commit = m.CommitStore(answer.ticket, join_keys([key]), [12345])
-            outcomes = raw.connection.call(Op.COMMIT_STORE, commit, m.Outcomes, time.monotonic() + 5).outcomes
+            outcomes = raw.connection.call(Op.COMMIT_STORE, commit, m.Outcomes, time.monotonic() + CALL_S).outcomes
             assert outcomes == b"\x00"
             return fake.next_command()[1]
 
         placed.tried = 0  # type: ignore[attr-defined]
-        command = wait_until(placed, "a chunk to be placed on the fake node", 10)
+        command = wait_until(placed, "a chunk to be placed on the fake node")
     assert command is not None
     return command
 
@@ -134,10 +137,10 @@ def test_only_bytes_of_another_memory_count(world: World, fake: FakeNode) -> Non
     fake.attach_disk()
     local_bytes = world.metric(LOCAL)
     fake.done(offload_command(world, fake), 8192, POOL)
-    wait_until(lambda: world.metric(LOCAL) == local_bytes + 8192, "the claim to be counted", 5)
+    wait_until(lambda: world.metric(LOCAL) == local_bytes + 8192, "the claim to be counted")
     assert world.metric(METRIC) == 0
     fake.done(offload_command(world, fake), 4096, "another pool")
-    wait_until(lambda: world.metric(METRIC) == 4096, "the claim to be counted", 5)
+    wait_until(lambda: world.metric(METRIC) == 4096, "the claim to be counted")
     assert world.stats()["cross_node_bytes"] == 4096
 
 

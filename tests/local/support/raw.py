@@ -34,7 +34,7 @@ from polarkv_client.protocol.wire import (
 )
 from polarkv_client.states import ReadOutcome
 
-CALL_S = 5.0
+CALL_S = 30.0
 
 
 class RawClient:
@@ -100,7 +100,7 @@ class RawClient:
         self.close()
 
 
-def answer_to(endpoint: str, data: bytes, timeout_s: float = 5.0, *, half_close: bool = True) -> bytes:
+def answer_to(endpoint: str, data: bytes, timeout_s: float = CALL_S, *, half_close: bool = True) -> bytes:
     """Send bytes, and all that comes back until the peer hangs up.
 
     Raises:

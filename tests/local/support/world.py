@@ -119,7 +119,27 @@ class World:
         """Drop memory copies (that disk has too), or all copies."""
         return self.admin("/v1/evict", {"keys": [key.hex() for key in keys], "purge": purge})
 
-    def leave_only_on_disk(self, client: SyncClient, keys: list[bytes], within_s: float = 20.0) -> None:
+    def wait_on_disk_too(self, keys: list[bytes], within_s: float = 30.0) -> None:
+        """Wait until each of these has a copy on disk beside the one in memory: no offload looks at memory later."""
+        wanted = {key.hex() for key in keys}
+
+        def copied() -> bool:
+            states = [entry["state"] for entry in self.entries() if entry["key"] in wanted]
+            return states == ["MemoryAndDisk"] * len(wanted)
+
+        wait_until(copied, "the chunks to be on disk, too", within_s)
+
+    def forget(self, keys: list[bytes], within_s: float = 30.0) -> None:
+        """Drop chunks from memory and disk, and wait until they are gone: what is being copied goes later."""
+        wanted = {key.hex() for key in keys}
+
+        def gone() -> bool:
+            self.evict(keys, purge=True)
+            return not any(entry["key"] in wanted for entry in self.entries())
+
+        wait_until(gone, "the chunks to be gone", within_s)
+
+    def leave_only_on_disk(self, client: SyncClient, keys: list[bytes], within_s: float = 30.0) -> None:
         """Have chunks copied to disk, and their memory copies dropped."""
 
         def evicted() -> bool:
