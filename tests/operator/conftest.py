@@ -26,7 +26,7 @@ def prepared(api_server: Path) -> Path:
     kubectl = Kubectl(api_server)
     kubectl.run("apply", "--server-side", "-f", str(CRD))
     kubectl.run("wait", "--for=condition=Established", "crd/polarkvclusters.polarkv.io")
-    wait_until(lambda: "default" in kubectl.run("get", "namespaces", "-o", "name"), "the default namespace")
+    wait_until(lambda: "default" in kubectl.run("get", "namespaces", "-o", "name"), "the default namespace", 60)
     return api_server
 
 

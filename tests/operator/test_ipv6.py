@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -16,12 +17,12 @@ from polarkv_operator.api import parse
 from polarkv_operator.resources import cache_nodes, manager, names, settings
 from polarkv_operator.settings import OperatorSettings
 from polarkv_operator.webhooks.settings import WebhookSettings
-from tests.cluster.support.api_server import free_ports
 from tests.contract.peers import SIZE, chunks
 from tests.operator.support.clusters import body
 from tests.operator.support.webhooks import HeldApi, running
 from tests.support.families import needs_ipv6
 from tests.support.managers import TOKEN, Running, admin, make_settings, running_manager
+from tests.support.ports import reserved_ports
 from tests.support.processes import server_process
 from tests.support.waiting import wait_until
 
@@ -49,12 +50,12 @@ def test_a_cluster_serves_pods_of_either_family(tmp_path: Path, host: str) -> No
         endpoint = at(running_one.tcp, host)
         assert parse_endpoint(endpoint).host == host
         running_one.http = at(running_one.http, host)
-        serve_and_load(running_one, endpoint, host, tmp_path)
+        with reserved_ports(2) as ports:
+            serve_and_load(running_one, endpoint, host, tmp_path, ports)
 
 
-def serve_and_load(running_one: Running, endpoint: str, host: str, folder: Path) -> None:
+def serve_and_load(running_one: Running, endpoint: str, host: str, folder: Path, ports: list[int]) -> None:
     told = settings.cache_node_settings(parse(body()))
-    ports = free_ports(2)
     common = {"node": "node-0", "manager": endpoint, "secret_file": folder / "secret"}
     slab = common | {
         "listen_host": told["slab"]["listen_host"], "metrics_host": told["slab"]["metrics_host"],
@@ -77,14 +78,19 @@ def serve_and_load(running_one: Running, endpoint: str, host: str, folder: Path)
             return [(node["state"], node["inventory_complete"]) for node in nodes] == [("Active", True)]
 
         wait_until(active, "the cache node to be Active", 30)
-        for port in ports:
-            assert httpx.get(f"http://{written(host)}:{port}/readyz", trust_env=False).status_code == 200
+        for port in ports:  # the manager knows sooner than the server, which has yet to hear its answer
+            url = f"http://{written(host)}:{port}/readyz"
+            wait_until(partial(is_well, url), f"{url} to be well")
         keys, payloads, targets = chunks(9)
         with SyncClient.connect(endpoint=endpoint, token=TOKEN, transport="tcp") as client:
             assert client.store(keys, payloads).stored == 9
             loaded = client.load(keys, targets)
             assert (loaded.hits, loaded.bytes_loaded, targets) == (9, 9 * SIZE, payloads)
             assert [node.transport for node in client.status().nodes] == ["tcp"]
+
+
+def is_well(url: str) -> bool:
+    return httpx.get(url, trust_env=False).status_code == 200
 
 
 class Threads:

@@ -12,7 +12,7 @@ from tests.operator.support.playground import Playground, eventually
 from tests.support.managers import Client, Running, admin
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 # Spread over cache nodes as real keys are.
 KEYS = [hashlib.sha256(bytes([number])).digest() for number in range(30)]
 
@@ -35,14 +35,23 @@ def test_a_cluster_comes_up_and_says_so(playground: Playground) -> None:
     assert "finalizers" not in playground.get()["metadata"]
 
 
-def test_a_turn_that_changes_nothing_writes_nothing(playground: Playground) -> None:
+def test_a_turn_that_changes_nothing_writes_nothing(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rates are known from the second sample on: it must not come between two of the turns that are compared.
+    monkeypatch.setattr("polarkv_operator.reconcile.reconciler.SAMPLE_S", 0.0)
     operator = playground.operate()
     playground.control()
     playground.cluster(cacheNodes={"replicas": 2})
     playground.wait_settled()
     key = f"{playground.namespace}/demo"
-    eventually(lambda: operator.queue.ready() == 0, "the queue to be empty")
-    operator.reconciler.turn(key)  # rates are known from the second sample on
+
+    def taken() -> bool:
+        """Whether the cluster is in this test's hands: its operator's own have no turn for it from then on."""
+        operator.queue.add(key)
+        return operator.queue.take(0) == key
+
+    eventually(taken, "a turn")
+    for _ in range(2):
+        operator.reconciler.turn(key)
     before = playground.versions()
     for _ in range(3):
         operator.reconciler.turn(key)
@@ -58,7 +67,7 @@ def test_what_is_deleted_or_edited_by_hand_comes_back(playground: Playground) ->
     for (kind, name), child in before.items():
         if kind not in ("StatefulSet", "Secret", "PersistentVolumeClaim"):
             playground.api.delete(kind_of(child), playground.namespace, name, child["metadata"]["uid"])
-    eventually(lambda: playground.children().keys() == before.keys(), "every child to be back", 10)
+    eventually(lambda: playground.children().keys() == before.keys(), "every child to be back")
 
     service = Kind("v1", "Service")
     edited = {"spec": {"ports": [{"name": "rpc", "port": 1234}]}, "metadata": {"labels": {"polarkv.io/cluster": None}}}
@@ -68,9 +77,9 @@ def test_what_is_deleted_or_edited_by_hand_comes_back(playground: Playground) ->
         found = playground.api.get(service, playground.namespace, "demo-manager")
         return [port["port"] for port in found["spec"]["ports"]] if found else []
 
-    eventually(lambda: ports() == [7700, 7701], "the edit to be undone", 10)
+    eventually(lambda: ports() == [7700, 7701], "the edit to be undone")
     playground.edit(STATEFUL_SET, "demo-cache", {"spec": {"replicas": 3}})
-    eventually(lambda: playground.replicas() == 1, "the number of replicas to be the spec's", 10)
+    eventually(lambda: playground.replicas() == 1, "the number of replicas to be the spec's")
 
 
 def test_scaling_down_drains_and_lowers_only_below_drained_nodes(playground: Playground, manager: Running) -> None:
@@ -179,16 +188,13 @@ def test_settings_and_secrets_roll_too(playground: Playground) -> None:
     playground.wait_settled()
     first = playground.pods()["demo-cache-0"]["metadata"]["uid"]
     playground.change(cacheNodes={"memory": {"size": "2Gi"}})
-    eventually(
-        lambda: playground.pods().get("demo-cache-0", {}).get("metadata", {}).get("uid") != first, "a new pod", 30
-    )
+    eventually(lambda: playground.pods().get("demo-cache-0", {}).get("metadata", {}).get("uid") != first, "a new pod")
     playground.wait_settled()
     secret = playground.children()["Secret", "demo-secret"]["data"]["secret"]
     playground.change(security={"secretsGeneration": 2})
     eventually(lambda: playground.children()["Secret", "demo-secret"]["data"]["secret"] != secret, "another secret")
     # The manager of this test keeps its token; the operator is told that it no longer knows it.
-    found = playground.wait_condition("ManagerAvailable", "False", "Silent")
-    assert "401" in found["message"]
+    playground.wait_condition("ManagerAvailable", "False", "Silent", text="401")
 
 
 def test_autoscaling_adds_and_removes_by_what_is_served(playground: Playground, manager: Running) -> None:
@@ -214,7 +220,7 @@ def test_autoscaling_adds_and_removes_by_what_is_served(playground: Playground, 
         wait_until(read_and_look, "a second cache node", 60, 0.2)
     assert "needed; up from 1 to 2" in playground.wait_event("ScaledUp")
     playground.wait_event("ScaledDown", "down from 2 to 1", 60)
-    eventually(lambda: playground.replicas() == 1, "one cache node", 30)
+    eventually(lambda: playground.replicas() == 1, "one cache node")
     assert playground.get()["spec"]["cacheNodes"]["replicas"] == 1
     # An HPA that writes the scale has no say while autoscaling is in the spec.
     playground.change(cacheNodes={"replicas": 2})

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from polarkv_operator.webhooks.settings import WebhookSettings
-from tests.cluster.support.api_server import ApiServer, free_ports
+from tests.cluster.support.api_server import ApiServer
 from tests.cluster.support.kubectl import Kubectl, KubectlError
 from tests.operator.support.inference_pods import command_line, container, environment, pod, status
 from tests.operator.support.webhooks import Running, cluster, running, settings_for_tests
+from tests.support.ports import reserved_ports
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,11 +54,17 @@ def configuration(port: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def prepared(api_server_process: ApiServer) -> Iterator[tuple[Kubectl, WebhookSettings]]:
+def port() -> Iterator[int]:
+    """The webhook's, which each test starts again."""
+    with reserved_ports(1) as (port,):
+        yield port
+
+
+@pytest.fixture(scope="module")
+def prepared(api_server_process: ApiServer, port: int) -> Iterator[tuple[Kubectl, WebhookSettings]]:
     kubectl = Kubectl(api_server_process.kubeconfig, NAMESPACE)
     kubectl.run("apply", "--server-side", "-f", str(ROOT / "crds" / "polarkv.io_polarkvclusters.yaml"))
     kubectl.run("wait", "--for=condition=Established", "crd/polarkvclusters.polarkv.io", "--timeout=30s")
-    (port,) = free_ports(1)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},

@@ -10,17 +10,17 @@ import http.client
 import json
 import shutil
 import signal
-import socket
 import ssl
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.support import programs
 from tests.cluster.support.daemons import Daemon, DaemonError
 from tests.cluster.support.pki import SERVER_NAMES, Pki
+from tests.support.ports import reserved_ports
 from tests.support.waiting import wait_until
 
 START_TIMEOUT_S = 60.0
@@ -42,15 +42,6 @@ AUDIT_POLICY = {
 def is_cached() -> bool:
     """Whether an API server starts here without building or downloading anything."""
     return programs.is_built("kube-apiserver", "kubectl") and programs.is_unpacked("etcd")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 @dataclass(frozen=True)
@@ -143,35 +134,41 @@ def running() -> Iterator[ApiServer]:
     environment = programs.environment([programs.unpack("etcd")], programs.build("kube-apiserver", "kubectl"))
     folder = Path(tempfile.mkdtemp(prefix="polarkv-api-"))
     try:
-        pki = Pki.create(folder / "pki")
-        etcd_port, peer_port, port = free_ports(3)
-        url = f"https://127.0.0.1:{port}"
-        pki.sign("apiserver", "/CN=kube-apiserver", SERVER_NAMES)
-        command = api_command(
-            folder, pki, etcd_port, port,
-            "--bind-address=127.0.0.1", "--service-cluster-ip-range=10.96.0.0/16",
-            # Nobody here creates the service accounts that it would ask for.
-            "--disable-admission-plugins=ServiceAccount",
-        )  # fmt: skip
-        server = ApiServer(
-            pki.kubeconfig("admin", ADMIN, url),
-            url,
-            folder / "audit.log",
-            pki,
-            Daemon("etcd", etcd_command(folder / "etcd", etcd_port, peer_port), folder / "etcd.log", environment),
-            Daemon("kube-apiserver", command, folder / "kube-apiserver.log", environment),
-        )
-        server.etcd.start()
-        try:
-            server.start()
-            yield server
-        except TimeoutError as error:
-            raise server.api.error(str(error)) from error
-        finally:
-            server.api.stop()
-            server.etcd.stop()
+        # To the end: it may be started again at the same address.
+        with reserved_ports(3) as ports:
+            server = _prepared(folder, environment, *ports)
+            server.etcd.start()
+            try:
+                server.start()
+                yield server
+            except TimeoutError as error:
+                raise server.api.error(str(error)) from error
+            finally:
+                server.api.stop()
+                server.etcd.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-__all__ = ["ApiServer", "DaemonError", "api_command", "etcd_command", "free_ports", "is_cached", "is_ready", "running"]
+def _prepared(folder: Path, environment: Mapping[str, str], etcd_port: int, peer_port: int, port: int) -> ApiServer:
+    """An API server that has not been started."""
+    pki = Pki.create(folder / "pki")
+    url = f"https://127.0.0.1:{port}"
+    pki.sign("apiserver", "/CN=kube-apiserver", SERVER_NAMES)
+    command = api_command(
+        folder, pki, etcd_port, port,
+        "--bind-address=127.0.0.1", "--service-cluster-ip-range=10.96.0.0/16",
+        # Nobody here creates the service accounts that it would ask for.
+        "--disable-admission-plugins=ServiceAccount",
+    )  # fmt: skip
+    return ApiServer(
+        pki.kubeconfig("admin", ADMIN, url),
+        url,
+        folder / "audit.log",
+        pki,
+        Daemon("etcd", etcd_command(folder / "etcd", etcd_port, peer_port), folder / "etcd.log", environment),
+        Daemon("kube-apiserver", command, folder / "kube-apiserver.log", environment),
+    )
+
+
+__all__ = ["ApiServer", "DaemonError", "api_command", "etcd_command", "is_cached", "is_ready", "running"]

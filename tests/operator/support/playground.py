@@ -91,22 +91,25 @@ class Playground:
         return next((dict(each) for each in found if each["type"] == kind), {})
 
     def wait_condition(
-        self, kind: str, status: str, reason: str = "", name: str = "demo", timeout_s: float = 30
+        self, kind: str, status: str, reason: str = "", name: str = "demo", text: str = "", timeout_s: float = 60
     ) -> Object:
+        """Wait for a condition of the present spec whose message contains ``text``."""
+
         def probe() -> Object | None:
             found = self.condition(kind, name)
             right = found.get("status") == status and reason in ("", found.get("reason"))
+            right = right and text in found.get("message", "")
             current = found.get("observedGeneration") == self.get(name)["metadata"]["generation"]
             return found if right and current else None
 
         try:
-            return wait_until(probe, f"{kind}={status} {reason}", timeout_s, 0.05)
+            return wait_until(probe, f"{kind}={status} {reason} {text}", timeout_s, 0.05)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; status: {self.get(name).get('status')}") from None
 
-    def wait_settled(self, name: str = "demo", timeout_s: float = 40) -> None:
+    def wait_settled(self, name: str = "demo", timeout_s: float = 60) -> None:
         """Wait until everything is as the spec says."""
-        self.wait_condition("Progressing", "False", "Settled", name, timeout_s)
+        self.wait_condition("Progressing", "False", "Settled", name, timeout_s=timeout_s)
         self.wait_condition("Ready", "True", "", name)
 
     def stateful_set(self, name: str = "demo") -> Object | None:
@@ -135,7 +138,9 @@ class Playground:
         found = sorted(self.api.find(EVENT, self.namespace), key=lambda each: int(each["metadata"]["resourceVersion"]))
         return [(each["reason"], each["message"]) for each in found]
 
-    def wait_event(self, reason: str, text: str = "", timeout_s: float = 30) -> str:
+    def wait_event(self, reason: str, text: str = "", timeout_s: float = 60) -> str:
+        """Wait for an Event; return its message. The turn that says it writes the status only afterwards."""
+
         def probe() -> str | None:
             return next((message for why, message in self.events() if why == reason and text in message), None)
 
@@ -159,6 +164,6 @@ def merged(base: Any, over: Any) -> Any:
     return {**base, **{name: merged(base.get(name), value) for name, value in over.items()}}
 
 
-def eventually(probe: Callable[[], object], what: str, timeout_s: float = 15) -> None:
+def eventually(probe: Callable[[], object], what: str, timeout_s: float = 40) -> None:
     """Wait until ``probe`` is true."""
     wait_until(lambda: probe() or None, what, timeout_s, 0.05)
