@@ -170,7 +170,7 @@ def impostor(kind: str, serve: Callable[[socket.socket], None], info: NodeInfo, 
         listener.close()
         for sock in sockets:
             sock.close()
-        thread.join(5)
+        thread.join(30)
 
 
 def quietly(serve: Callable[[socket.socket], None], sock: socket.socket) -> None:

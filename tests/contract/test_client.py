@@ -251,7 +251,7 @@ def test_chunks_from_disk_are_copied_as_they_come(manager: SmallManager, client:
     thread = threading.Thread(target=disk)
     thread.start()
     loaded = client.load(keys, targets, deadline_ms=20_000)
-    thread.join(10)
+    thread.join(30)
     assert loaded.complete
     assert [chunk.tier for chunk in loaded.chunks] == [Tier.MEMORY] + [Tier.DISK] * 5
     assert targets == payloads

@@ -81,7 +81,7 @@ def test_nothing_outlives_its_maker(folder: Path) -> None:
         assert len(alive(pids)) == 4
     finally:
         maker.kill()
-        maker.communicate(timeout=10)
+        maker.communicate(timeout=30)
     wait_until(lambda: not alive(pids), "every process to be gone")
 
 

@@ -26,6 +26,7 @@ from tests.local.support.raw import RawClient
 from tests.local.support.world import World, recovers, running
 
 LENGTHS = (100_000,)
+DEADLINE_MS = 10_000  # here it is not deadlines that are looked at: a disk may be slow
 _never = threading.Event()
 
 
@@ -33,10 +34,10 @@ def fill(caller: Caller, first: int, count: int, batch: int = 16) -> None:
     """Store many chunks, loading some in between; a store may wait for memory, and none may fail."""
     for start in range(first, first + count, batch):
         numbers = list(range(start, start + batch))
-        stored = caller.store(numbers)
+        stored = caller.store(numbers, DEADLINE_MS)
         bad = [chunk for chunk in stored.chunks if chunk.outcome not in {Stored.STORED, Stored.EXISTS}]
         assert not bad, bad[:3]
-        caller.load([start // 2, start // 3])
+        caller.load([start // 2, start // 3], DEADLINE_MS)
 
 
 @pytest.fixture
@@ -64,9 +65,9 @@ def test_a_file_system_that_is_full_before_its_capacity_evicts(small_disk: Path)
     chunks = Chunks("full file system", LENGTHS)
     (small_disk / "theirs").write_bytes(bytes(4 << 20))
     with running(1, "16MiB", "64MiB", files_at=small_disk / "polarkv") as world:
-        with world.caller(chunks, wait_for_space_ms=1500) as caller:
+        with world.caller(chunks, wait_for_space_ms=5000) as caller:
             fill(caller, 0, 640)  # 64 MiB of payload
-            assert caller.load(list(range(632, 640))).complete
+            assert caller.load(list(range(632, 640)), DEADLINE_MS).complete
             tiers = caller.client.exists(chunks.keys(range(640)))
             print(f"full: {tiers.count(Tier.MEMORY)} in memory, {tiers.count(Tier.DISK)} on disk of 640")
             assert tiers.count(Tier.DISK) > 20
@@ -81,12 +82,12 @@ def test_a_disk_filled_by_others_to_the_last_byte_never_fails_a_store(small_disk
     chunks = Chunks("full to the last", LENGTHS)
     with (
         running(1, "16MiB", "16MiB", files_at=small_disk / "polarkv") as world,
-        world.caller(chunks, wait_for_space_ms=1500) as caller,
+        world.caller(chunks, wait_for_space_ms=5000) as caller,
     ):
         fill(caller, 0, 48)
         eat(small_disk / "theirs")
         fill(caller, 100, 320)
-        assert caller.load(list(range(412, 420))).complete
+        assert caller.load(list(range(412, 420)), DEADLINE_MS).complete
         (small_disk / "theirs").unlink()
         fill(caller, 1000, 160)
         settled(world)
@@ -107,7 +108,7 @@ def eat(path: Path) -> None:
 def test_the_capacity_is_kept_by_own_accounting() -> None:
     chunks = Chunks("capacity", (30_000, 100_000, 4_000))
     capacity_bytes = 24 << 20
-    with running(1, "16MiB", str(capacity_bytes)) as world, world.caller(chunks, wait_for_space_ms=1500) as caller:
+    with running(1, "16MiB", str(capacity_bytes)) as world, world.caller(chunks, wait_for_space_ms=5000) as caller:
         watched: list[int] = []
         for start in range(0, 960, 160):
             fill(caller, start, 160)

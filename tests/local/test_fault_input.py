@@ -24,7 +24,7 @@ from polarkv_client.sync import SyncClient
 from polarkv_dataplane.slab.settings import default_slab_bytes
 from tests.local.support.invariants import settled
 from tests.local.support.oracle import Chunks
-from tests.local.support.raw import RawClient, answer_to, failure_in
+from tests.local.support.raw import CALL_S, RawClient, answer_to, failure_in
 from tests.local.support.world import World, recovers, running
 from tests.support.waiting import wait_until
 
@@ -83,7 +83,7 @@ def manager_on_tcp(world: World, tmp_path_factory: pytest.TempPathFactory) -> It
     command += ["--secret-file", str(world.places.secret), "--tokens-file", str(world.places.tokens)]
     process = subprocess.Popen([*command, "--ready-file", str(ready_file)], stdout=subprocess.DEVNULL)
     try:
-        wait_until(ready_file.exists, "the manager on TCP", 20)
+        wait_until(ready_file.exists, "the manager on TCP")
         _lone.append(json.loads(ready_file.read_text())["rpc"][0])
         yield
         with RawClient(world.cluster.connection, endpoint=_lone[0]) as raw:  # after all that, it serves
@@ -91,7 +91,7 @@ def manager_on_tcp(world: World, tmp_path_factory: pytest.TempPathFactory) -> It
         assert process.poll() is None
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(30)
 
 
 GARBAGE = {
@@ -135,7 +135,7 @@ def test_another_wire_version_is_told_so(healthy: World, name: str) -> None:
 
 @pytest.mark.parametrize("name", ENDPOINTS)
 def test_a_hundred_silent_connections_keep_nobody_out(healthy: World, name: str) -> None:
-    silent = [Connection.open(endpoint(healthy, name), time.monotonic() + 5) for _ in range(100)]
+    silent = [Connection.open(endpoint(healthy, name), time.monotonic() + CALL_S) for _ in range(100)]
     try:
         with healthy.caller(CHUNKS, "tcp" if name == "slab tcp" else "auto") as caller:
             assert caller.load(NUMBERS).complete
@@ -154,7 +154,7 @@ def test_a_hundred_silent_connections_keep_nobody_out(healthy: World, name: str)
     ],
 )
 def test_admin_without_a_token(healthy: World, method: str, path: str, body: bytes | None, expected: int) -> None:
-    connection = http.client.HTTPConnection(healthy.admin_endpoint.removeprefix("tcp://"), timeout=5)
+    connection = http.client.HTTPConnection(healthy.admin_endpoint.removeprefix("tcp://"), timeout=CALL_S)
     connection.request(method, path, body, {"Content-Type": "application/json"})
     assert connection.getresponse().status == expected
     connection.close()
@@ -168,7 +168,7 @@ def test_admin_with_a_body_that_is_wrong_says_what(healthy: World, body: object)
 
 @pytest.mark.parametrize("garbage", ["zeros", "noise", "one byte", "nothing"])
 def test_garbage_on_the_admin_port(healthy: World, garbage: str) -> None:
-    answer_to(healthy.admin_endpoint, GARBAGE[garbage], 10)
+    answer_to(healthy.admin_endpoint, GARBAGE[garbage])
 
 
 def test_a_wrong_token_is_an_error_at_once(healthy: World) -> None:
@@ -183,19 +183,19 @@ def test_a_wrong_golden_is_an_error_at_once(healthy: World) -> None:
 
 def test_a_client_of_another_wire_version_is_an_error_at_once(healthy: World) -> None:
     known = json.loads(healthy.cluster.connection.read_text())
-    connection = Connection.open(known["endpoint"], time.monotonic() + 5)
+    connection = Connection.open(known["endpoint"], time.monotonic() + CALL_S)
     request = m.Attach(WIRE_VERSION + 1, WIRE_VERSION + 5, known["token"], golden_digest(), "new", "h")
     with pytest.raises(VersionMismatch, match="upgrade"):
-        connection.call(Op.ATTACH, request, m.Attached, time.monotonic() + 5)
+        connection.call(Op.ATTACH, request, m.Attached, time.monotonic() + CALL_S)
     connection.close()
 
 
 @pytest.mark.parametrize("role", ["slab", "disk"])
 def test_a_cache_node_with_the_wrong_secret_is_refused(healthy: World, role: str) -> None:
-    connection = Connection.open(f"unix://{healthy.places.socket('manager')}", time.monotonic() + 5)
+    connection = Connection.open(f"unix://{healthy.places.socket('manager')}", time.monotonic() + CALL_S)
     request = m.Register(WIRE_VERSION, WIRE_VERSION, "0" * 64, role, "node-0", 0, "p", "h", 1 << 24, 1 << 20)
     with pytest.raises(Unauthorized, match="secret"):
-        connection.call(Op.REGISTER, request, m.Registered, time.monotonic() + 5)
+        connection.call(Op.REGISTER, request, m.Registered, time.monotonic() + CALL_S)
     connection.close()
 
 
@@ -251,7 +251,7 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_connection_goes_on(
 ) -> None:
     with RawClient(healthy.cluster.connection) as raw:
         with pytest.raises(PolarKVError, match=r"key|length|checksum"):
-            raw.connection.call(request_[0], request_[1], m.Empty, time.monotonic() + 5)
+            raw.connection.call(request_[0], request_[1], m.Empty, time.monotonic() + CALL_S)
         assert raw.extent(CHUNKS.key(NUMBERS[0]))
 
 
@@ -259,7 +259,7 @@ def test_tickets_and_leases_of_others_cannot_be_named(healthy: World) -> None:
     with RawClient(healthy.cluster.connection) as raw:
         for number in (0, 1, 1 << 31, (1 << 62) - 1):
             commit = m.CommitStore(number, b"k" * 32, [1])
-            outcomes = raw.connection.call(Op.COMMIT_STORE, commit, m.Outcomes, time.monotonic() + 5).outcomes
+            outcomes = raw.connection.call(Op.COMMIT_STORE, commit, m.Outcomes, time.monotonic() + CALL_S).outcomes
             assert outcomes == b"\x01"
             raw.release(number)
 

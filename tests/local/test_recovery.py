@@ -101,7 +101,7 @@ def test_a_manager_killed_under_load_comes_back_with_what_nodes_hold(world: Worl
 def test_entries_that_only_memory_has_survive_the_manager() -> None:
     # No file helps here: the slab servers prove what lies in their memory by its headers.
     chunks, numbers = Chunks("memory alone", LENGTHS), list(range(ENTRIES // 2))
-    calm = {"offload_ahead": False, "memory_high_percent": 100}
+    calm = {"offload_ahead": False, "memory_high_percent": 100, "write_ticket_ms": 5000}
     with running(NODES, "32MiB", "128MiB", manager=calm) as world, world.caller(chunks) as caller:
         for part in batches(numbers):
             assert caller.store(part, deadline_ms=5000).stored == len(part)

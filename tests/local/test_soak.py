@@ -94,7 +94,7 @@ def pause(seconds: float) -> None:
 def new_worker(world: World, transport: str, seed: int) -> Worker:
     orders = Orders(str(world.cluster.connection), transport, seed, f"soak {SEED}", LENGTHS, KEYS, batch=12)
     # The manager may be stopped right now: then the client starts with misses.
-    return Worker(orders, start_s=30)
+    return Worker(orders)
 
 
 @pytest.mark.timeout(SECONDS + 180)

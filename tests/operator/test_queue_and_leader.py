@@ -90,7 +90,7 @@ def test_the_queue_is_bounded_and_lets_everybody_go_when_closed(clock: Clock) ->
     waiting = threading.Thread(target=lambda: taken.append(empty.take(3600)))
     waiting.start()
     empty.close()
-    waiting.join(5)
+    waiting.join(30)
     assert taken[-1] is None
 
 

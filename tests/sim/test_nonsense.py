@@ -157,4 +157,4 @@ def test_an_interrupted_sweep_ends_without_a_traceback(tmp_path: Path) -> None:
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
     assert time.monotonic() - began < 30
-    wait_until(lambda: not children(process.pid) or None, "its workers to end", 10)
+    wait_until(lambda: not children(process.pid) or None, "its workers to end")

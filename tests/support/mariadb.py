@@ -20,7 +20,7 @@ from tests.support.databases import DatabaseServer
 from tests.support.postgres import unprivileged_user
 from tests.support.waiting import wait_until
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 _SEARCHED = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 
 
@@ -62,7 +62,7 @@ def running_server(programs: tuple[Path, Path]) -> Iterator[Path]:
             yield socket
         finally:
             server.kill()
-            server.wait(10)
+            server.wait(30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

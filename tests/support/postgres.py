@@ -18,7 +18,7 @@ import pytest
 from tests.support.databases import DatabaseServer
 from tests.support.waiting import wait_until
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 
 
 def find_binaries() -> Path | None:
@@ -73,10 +73,10 @@ def running_server(binaries: Path) -> Iterator[Path]:
             # Immediate shutdown: it also ends the sessions of a test that failed.
             server.send_signal(signal.SIGQUIT)
             try:
-                server.wait(10)
+                server.wait(30)
             except subprocess.TimeoutExpired:
                 server.kill()
-                server.wait(10)
+                server.wait(30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

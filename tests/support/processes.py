@@ -32,4 +32,4 @@ def server_process(role: str, settings: dict[str, object], log: Path) -> Iterato
             yield process
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(30)

@@ -60,7 +60,7 @@ class SlabProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(30)
 
     def close(self) -> None:
         """Kill it and its manager."""

@@ -16,6 +16,8 @@ FILE_LINES = 500
 FUNCTION_LINES = 70
 CORE = "dataplane/polarkv_dataplane/manager/core"
 CORE_LINES = 600
+WAITS = {"wait_until", "wait_until_async", "eventually"}  # their third argument, or timeout_s, is the limit
+LEAST_WAIT_S = 10
 
 # Written in pieces, because these rules also read this file.
 MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:" + "|".join(("wo" "rk", "ro" "ot", "ho" "me", "Us" "ers")) + r")/")
@@ -134,6 +136,34 @@ def tests_do_not_sleep(root: Path) -> list[str]:
                 found.append(f"{name}:{node.lineno}: sleeps; use tests.support.waiting")
             elif call == "asyncio.sleep" and arguments != ["0"] and id(node) not in polls:
                 found.append(f"{name}:{node.lineno}: sleeps outside a polling loop; use tests.support.waiting")
+    return found
+
+
+def waits_have_time(root: Path) -> list[str]:
+    """A test waits at least ``LEAST_WAIT_S`` for what must come, which costs nothing where it comes: machines are busy.
+
+    What is to run out (``pytest.raises(TimeoutError)``) may do so sooner.
+    """
+    found = []
+    for path, name in python_files(root, ("tests",)):
+        tree = parse(path)
+        to_run_out = {
+            id(call)
+            for block in ast.walk(tree)
+            if isinstance(block, ast.With)
+            and any("raises(TimeoutError" in ast.unparse(item.context_expr) for item in block.items)
+            for call in ast.walk(block)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or id(node) in to_run_out:
+                continue
+            if ast.unparse(node.func).rpartition(".")[2] not in WAITS:
+                continue
+            limit = node.args[2] if len(node.args) > 2 else None
+            limit = next((each.value for each in node.keywords if each.arg == "timeout_s"), limit)
+            seconds = limit.value if isinstance(limit, ast.Constant) else None
+            if isinstance(seconds, int | float) and seconds < LEAST_WAIT_S:
+                found.append(f"{name}:{node.lineno}: waits {seconds} s at most, {LEAST_WAIT_S} are the least")
     return found
 
 

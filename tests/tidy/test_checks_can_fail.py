@@ -38,6 +38,8 @@ BREACHES: list[tuple[str, str, str, str]] = [
     ("tests_do_not_sleep", "tests/unit/test_b.py", "import time\ntime.sleep(1)\n", "test_b.py:2"),
     ("tests_do_not_sleep", "tests/unit/test_b.py", "from time import sleep\n", "test_b.py:1"),
     ("tests_do_not_sleep", "tests/unit/test_b.py", "import asyncio\nasyncio.sleep(0.1)\n", "outside a polling loop"),
+    ("waits_have_time", "tests/unit/test_b.py", "wait_until(f, 'it', 5)\n", "test_b.py:1: waits 5 s at most"),
+    ("waits_have_time", "tests/unit/test_b.py", "a.eventually(f, 'it', timeout_s=0.5)\n", "waits 0.5 s at most"),
     ("no_machine_is_named", "docs/b.md", "see `/wo" "rk/main`", "a machine's path"),
     ("no_machine_is_named", "docs/b.md", "from https://py" "pi.org/simple", "a registry's host"),
     ("links_resolve", "docs/b.md", "[gone](nowhere.md)", "nowhere.md"),

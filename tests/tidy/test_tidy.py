@@ -17,6 +17,7 @@ RULES: list[Callable[[Path], list[str]]] = [
     checks.functions_are_short,
     checks.core_is_small,
     checks.tests_do_not_sleep,
+    checks.waits_have_time,
     checks.no_machine_is_named,
     checks.links_resolve,
     checks.targets_are_documented,

@@ -77,7 +77,7 @@ def test_the_forward_ends_with_the_command_however_it_ends(tmp_path: Path) -> No
     children = psutil.Process(command.pid).children(recursive=True)
     assert children
     command.kill()
-    command.wait(10)
+    command.wait(30)
     command.stdout.close()
     assert command.stdin is not None
     command.stdin.close()

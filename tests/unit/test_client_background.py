@@ -33,7 +33,7 @@ class Told:
 def told() -> Iterator[Told]:
     made = Told()
     yield made
-    made.background.close(5)
+    made.background.close(30)
     assert not made.thread.is_alive()
 
 
@@ -68,17 +68,17 @@ def test_closing_ends_the_thread_however_much_is_queued(told: Told, queued: int)
 
     def slow(_: float) -> None:
         started.set()
-        go_on.wait(10)
+        go_on.wait(30)
 
     told.background.put(slow)
-    assert started.wait(5)
+    assert started.wait(30)
     ran: list[float] = []
     for _ in range(queued):
         told.background.put(ran.append)
     told.background.close(0.05)
     assert told.thread.is_alive()  # in a call: it has a deadline of its own
     go_on.set()
-    told.thread.join(5)
+    told.thread.join(30)
     assert not told.thread.is_alive()
     assert ran == []
 
@@ -89,6 +89,6 @@ def test_closing_runs_what_is_queued_while_there_is_time(told: Told) -> None:
     for _ in range(100):
         told.background.put(call)
     told.background.ended(CHANNEL, 7)
-    told.background.close(5)
+    told.background.close(30)
     assert len(ran) == 100
     assert told.leases == [7]

@@ -64,7 +64,7 @@ def test_threads_share_a_bounded_pool(manager: SmallManager) -> None:
     gate = threading.Barrier(4)
 
     def together(small: SmallManager, frame: Frame) -> object:
-        gate.wait(10)  # four requests are in flight at once, or nobody is answered
+        gate.wait(30)  # four requests are in flight at once, or nobody is answered
         return small.rules(frame)
 
     manager.instead[Op.EXISTS] = together
@@ -74,7 +74,7 @@ def test_threads_share_a_bounded_pool(manager: SmallManager) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(30)
         assert found == [b"\1"] * 8
         assert manager.calls[Op.ATTACH] <= 4
 
@@ -341,7 +341,7 @@ def test_names_are_resolved_within_the_deadline(monkeypatch: pytest.MonkeyPatch)
     release = threading.Event()
 
     def slow(*_: object, **__: object) -> list[object]:
-        release.wait(10)
+        release.wait(30)
         return [(0, 0, 0, "", ("127.0.0.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)

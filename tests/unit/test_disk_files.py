@@ -263,13 +263,13 @@ def test_operations_on_one_key_run_in_order_and_others_side_by_side() -> None:
 def test_the_queue_is_bounded_and_a_failure_costs_no_thread() -> None:
     executor = KeyedExecutor(1, 2)
     gate, done = threading.Event(), threading.Event()
-    assert executor.submit(Task(b"a", lambda: gate.wait(10) and None))
+    assert executor.submit(Task(b"a", lambda: gate.wait(30) and None))
     assert executor.submit(Task(b"b", lambda: 1 // 0 and None))
     assert not executor.submit(Task(b"c", nothing))
     gate.set()
     wait_until(lambda: len(executor) == 0, "room")
     assert executor.submit(Task(b"c", done.set))
-    assert done.wait(10)
+    assert done.wait(30)
     executor.close()
 
 
@@ -279,25 +279,25 @@ def test_a_fence_drops_what_waits_and_waits_for_what_runs() -> None:
 
     def first() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(30)
         ran.append("first")
 
     executor.submit(Task(b"a", first))
     for key in (b"a", b"b", b"b"):
         executor.submit(Task(key, lambda: ran.append("dropped")))
         executor.submit(Task(key, lambda: ran.append("kept"), fenced=False))
-    assert begun.wait(10)
+    assert begun.wait(30)
     assert not executor.fence(lambda: True)  # given up while the first one runs
     fenced: list[bool] = []
     thread = threading.Thread(target=lambda: fenced.append(executor.fence(lambda: False)))
     thread.start()
     assert fenced == []
     gate.set()
-    thread.join(10)
+    thread.join(30)
     assert fenced == [True]
     after = threading.Event()
     executor.submit(Task(b"a", after.set))
-    assert after.wait(10)
+    assert after.wait(30)
     wait_until(lambda: len(executor) == 0, "the end")
     assert ran == ["first", *["kept"] * 3]
     executor.close()

@@ -40,7 +40,7 @@ def test_long_transfers_are_fewer_at_a_time(size_bytes: int, at_a_time: int) -> 
     wait_until(lambda: len(inside) == at_a_time + 1, "it, after another one has ended")
     ends.release(at_a_time)
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
 
 
 def test_transfers_of_all_sizes_that_meet_all_end_also_when_some_fail() -> None:

@@ -174,12 +174,12 @@ def test_posts_do_not_wait_for_answers_but_are_bounded(session: tuple[Session, s
     first = read_frame(far, time.monotonic() + 5)
     answered = near.answered(Frame(first.op, first.request_id, 0, b"\x90"))
     assert answered is not None and answered[0] == Op.HEARTBEAT
-    thread.join(5)
+    thread.join(30)
     assert results == [True]
     blocked = threading.Thread(target=lambda: results.append(near.post(Op.HEARTBEAT, lambda: Heartbeat(7, 5, {}))))
     blocked.start()
     near.end()  # whoever waits for room learns that there will be none
-    blocked.join(5)
+    blocked.join(30)
     assert results == [True, False]
 
 

@@ -156,7 +156,7 @@ def test_the_slab_server_hears_of_a_queue_pair_that_could_not_be_joined_here() -
     session.close()
     lane.close()
     device.release()
-    end.thread.join(5)
+    end.thread.join(30)
     assert fake.closed
 
 

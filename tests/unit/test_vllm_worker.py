@@ -155,7 +155,7 @@ class Cache:
             raise RuntimeError("planted")
         ended = threading.Event()
         scope.on_cancel(ended.set)
-        wait_until(lambda: self.gate.is_set() or ended.is_set(), "the gate", 10, 0.005)
+        wait_until(lambda: self.gate.is_set() or ended.is_set(), "the gate", every_s=0.005)
         self.cancelled += ended.is_set()
         return not ended.is_set()
 

@@ -13,7 +13,7 @@ STATES = {state.word: state for state in EntryState}
 PASSING = ("Writing", "Offloading", "Loading", "Purging")
 
 
-def settled(world: World, within_s: float = 20.0) -> dict[str, Any]:
+def settled(world: World, within_s: float = 45.0) -> dict[str, Any]:
     """Wait until no grant, quarantine or operation is left and the books add up; return the statistics."""
     last: dict[str, Any] = {}
 

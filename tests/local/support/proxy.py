@@ -63,7 +63,7 @@ class Proxy:
     def close(self) -> None:
         """Drop everything."""
         self._closing.set()
-        self._thread.join(5)
+        self._thread.join(30)
 
     def __enter__(self) -> Proxy:
         return self
@@ -92,7 +92,7 @@ class Proxy:
         self.accepted += 1
         self._sockets.add(client)
         try:
-            server = connect_socket(self.upstream, time.monotonic() + 2.0)
+            server = connect_socket(self.upstream, time.monotonic() + 10.0)
         except OSError:
             self._drop(client)
             return

@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
 class Worker:
     """One worker process. It may be stopped and killed; what it said stays."""
 
-    def __init__(self, orders: Orders, start_s: float = 20.0) -> None:
+    def __init__(self, orders: Orders, start_s: float = 60.0) -> None:
         self.orders = orders
         # Beside the servers' logs: they are shown, and go, together.
         stem = Path(orders.connection).parent / "logs" / f"worker-{orders.seed}-{time.monotonic_ns()}"
@@ -70,11 +70,11 @@ class Worker:
         """SIGKILL, and collect it."""
         self.killed = True
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(30)
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    def finish(self, within_s: float = 15.0) -> dict[str, Any]:
+    def finish(self, within_s: float = 60.0) -> dict[str, Any]:
         """Let it end by itself; return its last words (nothing when it was killed)."""
         if self.killed:
             return {}
@@ -135,7 +135,7 @@ class Halted:
             env=environment(),
         )
         try:
-            wait_until(self._has_stopped, "the client to stop itself", 20)
+            wait_until(self._has_stopped, "the client to stop itself", 60)
         except BaseException:
             self.kill()
             raise
@@ -144,7 +144,7 @@ class Halted:
         assert self.process.poll() is None, f"it ended before: {self.process.communicate()}"
         return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
 
-    def go_on(self, within_s: float = 20.0) -> dict[str, Any]:
+    def go_on(self, within_s: float = 60.0) -> dict[str, Any]:
         """SIGCONT; what became of its operation."""
         self.process.send_signal(signal.SIGCONT)
         try:

@@ -46,7 +46,7 @@ class Controllers(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(10)
+        self.join(30)
         for node in self.nodes.values():
             node.close()
         assert self.failure is None, self.failure
