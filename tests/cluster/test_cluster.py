@@ -15,7 +15,7 @@ from tests.cluster.support.kubectl import Kubectl, KubectlError
 from tests.cluster.support.layout import folder_of
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 SERVE = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8080)"
 ASK = """
@@ -44,7 +44,7 @@ def pod(name: str, script: str, **spec: Any) -> dict[str, Any]:
 
 def finish(kubectl: Kubectl, name: str) -> str:
     """Wait for a pod to end well; return what it said."""
-    kubectl.run("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=50s")
+    kubectl.run("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=150s")
     return kubectl.run("logs", name)
 
 
@@ -58,7 +58,7 @@ def test_pods_find_each_other_by_name(kubectl: Kubectl) -> None:
         {**frame, "metadata": {"name": "web"}, "spec": service},
         {**frame, "metadata": {"name": "webs"}, "spec": headless},
     )
-    kubectl.run("wait", "--for=condition=Ready", "pod/web", "--timeout=50s")
+    kubectl.run("wait", "--for=condition=Ready", "pod/web", "--timeout=150s")
     kubectl.apply(pod("asker", ASK, restartPolicy="OnFailure"))
     assert finish(kubectl, "asker").strip() == "[200, 200]"
 
@@ -89,7 +89,7 @@ def test_volumes_have_the_size_and_outlive_pods(own_cluster: Cluster, kubectl: K
     kubectl.delete("pod", "reader")
     kubectl.delete("pvc", "data")
     left = own_cluster.layout.folder / "volumes"
-    wait_until(lambda: not any(left.iterdir()), "the volume to go with its claim", 30)
+    wait_until(lambda: not any(left.iterdir()), "the volume to go with its claim", 90)
 
 
 def test_containers_of_a_pod_share_memory(kubectl: Kubectl) -> None:
@@ -105,7 +105,7 @@ print(open('/memory/done').read(), open('/proc/mounts').read().count('tmpfs /mem
     volumes = [{"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}]
     both["spec"] |= {"containers": containers, "volumes": volumes, "restartPolicy": "Never"}
     kubectl.apply(both)
-    kubectl.run("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/both", "--timeout=50s")
+    kubectl.run("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/both", "--timeout=150s")
     assert kubectl.run("logs", "both", "-c", "other").strip() == "shared 1"
 
 
@@ -149,7 +149,7 @@ def test_a_node_ends_also_when_who_waits_for_it_is_stopped(own_cluster: Cluster)
     stopped = waiting.children(recursive=True)[0]
     stopped.suspend()
     own_cluster.kill_node(1)
-    wait_until(lambda: not stopped.is_running(), "the stopped process to end", 10)
+    wait_until(lambda: not stopped.is_running(), "the stopped process to end")
     Kubectl(own_cluster.kubeconfig).delete("node", "node1")
 
 
@@ -160,7 +160,7 @@ def test_a_cluster_whose_run_was_killed_is_removed() -> None:
         [sys.executable, "-c", UP_AND_DIE], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
     number = int(done.stdout)
-    wait_until(lambda: number not in {each.layout.number for each in find()}, "its processes to end", 20)
+    wait_until(lambda: number not in {each.layout.number for each in find()}, "its processes to end")
     assert folder_of(number).exists(), "its folder is left to be removed"
     sweep()
     assert not folder_of(number).exists()

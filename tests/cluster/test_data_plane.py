@@ -15,7 +15,7 @@ from polarkv_operator.resources.common import Release
 from tests.cluster.support import images
 from tests.cluster.support.kubectl import Kubectl
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 CLIENT = Path(__file__).parent / "support" / "cache_client.py"
 CHUNKS, CHUNK_BYTES, BATCH = 320, 1 << 20, 16
@@ -67,11 +67,11 @@ def test_a_client_pod_stores_and_loads_through_pods(kubectl: Kubectl) -> None:
     cluster = parse(body(kubectl.namespace))
     contents = secrets.complete(cluster, {}, lambda: chance.token_urlsafe(32))
     kubectl.apply(*render.children(cluster, Release(images.PROJECT_IMAGE), contents, NODES))
-    kubectl.run("rollout", "status", f"deployment/{names.manager(cluster)}", "--timeout=90s", timeout_s=100)
+    kubectl.run("rollout", "status", f"deployment/{names.manager(cluster)}", "--timeout=150s")
     ready = f"--for=jsonpath={{.status.readyReplicas}}={NODES}"
-    kubectl.run("wait", ready, f"statefulset/{names.cache(cluster)}", "--timeout=120s", timeout_s=130)
+    kubectl.run("wait", ready, f"statefulset/{names.cache(cluster)}", "--timeout=150s")
     kubectl.apply(client_pod("client", cluster.name, cluster.spec.security.tenants[0].name))
-    kubectl.run("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client", "--timeout=100s", timeout_s=110)
+    kubectl.run("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client", "--timeout=150s")
     found = json.loads(kubectl.run("logs", "client"))
     print(found)
     assert found["wrong"] == 0

@@ -15,7 +15,7 @@ from tests.cluster.support import images
 from tests.cluster.support.kubectl import Kubectl, KubectlError
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 CHART, TRAFFIC = ROOT / "charts" / "polarkv", Path(__file__).parent / "support" / "traffic.py"
 NAMESPACE = "polarkv-system"
@@ -38,7 +38,7 @@ def operator(kubeconfig: Path) -> Iterator[Kubectl]:
         helm.install(str(CHART), "polarkv", values, namespace=NAMESPACE, create_namespace=True)
         try:
             try:
-                kubectl.run("rollout", "status", "deployment/polarkv-operator", "--timeout=90s", timeout_s=100)
+                kubectl.run("rollout", "status", "deployment/polarkv-operator", "--timeout=150s")
             except KubectlError as error:
                 told = kubectl.run("describe", "pods"), kubectl.run("logs", "deployment/polarkv-operator")
                 raise KubectlError("\n".join([str(error), *told])) from None
@@ -104,7 +104,7 @@ def traffic(kubectl: Kubectl, name: str, what: str, seconds: int = 0) -> None:
     kubectl.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
 
 
-def outcome(kubectl: Kubectl, name: str, timeout_s: int = 100) -> dict[str, int]:
+def outcome(kubectl: Kubectl, name: str, timeout_s: int = 150) -> dict[str, int]:
     """Wait for such a pod to end; return what it counted."""
     done = "--for=jsonpath={.status.phase}=Succeeded"
     kubectl.run("wait", done, f"pod/{name}", f"--timeout={timeout_s}s", timeout_s=timeout_s + 10)
@@ -177,8 +177,9 @@ def test_autoscaling_follows_real_traffic(operator: Kubectl, kubectl: Kubectl) -
     wait_settled(kubectl, 1)
     traffic(kubectl, "writer", "store")
     outcome(kubectl, "writer")
-    traffic(kubectl, "reader", "load", seconds=25)
+    traffic(kubectl, "reader", "load", seconds=300)
     wait_settled(kubectl, 2)
+    kubectl.run("exec", "reader", "--", "touch", "/tmp/enough")  # not sooner, however long a second node takes
     assert outcome(kubectl, "reader")["wrong"] == 0
     wait_settled(kubectl, 1)
     decided = [message for reason, message in events(kubectl) if reason in ("ScaledUp", "ScaledDown")]
@@ -209,12 +210,12 @@ def test_a_cluster_is_deleted_while_the_operator_is_down(operator: Kubectl, kube
     wait_settled(kubectl, 1)
     operator.run("scale", "deployment/polarkv-operator", "--replicas=0")
     try:
-        operator.run("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=operator", "--timeout=60s")
-        kubectl.delete("pkv", "demo", "--timeout=30s")
+        operator.run("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=operator", "--timeout=150s")
+        kubectl.delete("pkv", "demo", "--timeout=150s")
         label = "polarkv.io/cluster=demo"
         kinds = "deployment,statefulset,pod,service,configmap,secret,serviceaccount,pdb,networkpolicy"
-        wait_until(lambda: not kubectl.list(kinds, label), "all that it consisted of to go", 90, 0.5)
+        wait_until(lambda: not kubectl.list(kinds, label), "all that it consisted of to go", 150, 0.5)
         assert kubectl.list("pvc", label)  # volumeRetention is Retain
     finally:
         operator.run("scale", "deployment/polarkv-operator", "--replicas=1")
-        operator.run("rollout", "status", "deployment/polarkv-operator", "--timeout=60s")
+        operator.run("rollout", "status", "deployment/polarkv-operator", "--timeout=150s")

@@ -289,7 +289,7 @@ def _first_process(number: int, node: int) -> int:
         return last.pid if _is_first(last) else 0
 
     try:
-        return wait_until(find, f"the first process of {node_name(node)}", 10)
+        return wait_until(find, f"the first process of {node_name(node)}")
     except (OSError, ValueError, psutil.Error, TimeoutError) as error:
         raise LookupError(f"{node_name(node)} of cluster {number} does not run") from error
 

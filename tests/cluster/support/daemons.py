@@ -68,5 +68,5 @@ class Daemon:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(30)
         self._process = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.cluster.support import programs
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0  # longer than anything that it is told to wait for here
 Object = dict[str, Any]
 
 
