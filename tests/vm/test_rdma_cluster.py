@@ -30,7 +30,10 @@ SLABS = [f"slab-{node}" for node in range(NODES)]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    manager = {"quarantine_ms": 3000, "read_lease_ms": 5000, "write_ticket_ms": 5000, "operation_timeout_ms": 10_000}
+    manager = {
+        "quarantine_ms": 3000, "read_lease_ms": 5000, "write_ticket_ms": 5000, "operation_timeout_ms": 10_000,
+        "node_timeout_ms": 10_000,  # longer than two slab servers are stopped
+    }  # fmt: skip
     slab = {"rdma": "only", "rdma_devices": ["rxe0"]}
     with running(NODES, "32MiB", "256MiB", manager=manager, slab=slab) as made:
         yield made

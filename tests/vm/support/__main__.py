@@ -16,7 +16,7 @@ from polarkv_client.settings_cli import parse_size
 from tests.vm.support import machine, programs
 from tests.vm.support.suite import BOOTS, Suite
 
-GUEST_SECONDS = 900.0
+GUEST_SECONDS = 1800.0
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
