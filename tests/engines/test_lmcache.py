@@ -25,7 +25,7 @@ PREFIX = "remote_storage_plugin.polarkv."
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "32MiB", "64MiB", manager=MANAGER) as world:
+    with running(1, "32MiB", "64MiB", patient=True, manager=MANAGER) as world:
         yield world
 
 

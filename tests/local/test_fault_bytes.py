@@ -22,7 +22,7 @@ LENGTH_BYTES = 100_000
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "16MiB", "64MiB") as world:
+    with running(1, "16MiB", "64MiB", patient=True) as world:
         yield world
 
 
@@ -133,7 +133,10 @@ def test_damaged_memory_is_never_delivered(
 
 def test_damaged_memory_is_never_copied_to_disk(chunks: Chunks) -> None:
     # Nothing goes to disk before memory is short, so that there is time to damage it.
-    with running(1, "16MiB", "64MiB", manager={"offload_ahead": False}) as world, world.caller(chunks) as caller:
+    with (
+        running(1, "16MiB", "64MiB", patient=True, manager={"offload_ahead": False}) as world,
+        world.caller(chunks) as caller,
+    ):
         recovers(caller, [0, 1, 2])
         with RawClient(world.cluster.connection) as raw:
             _, extent = raw.extent(chunks.key(0))

@@ -24,7 +24,7 @@ PIECES = LENGTH_BYTES // PIECE_BYTES
 
 @pytest.fixture(scope="module")
 def one_slot() -> Iterator[World]:
-    with running(1, "16MiB", "256MiB", slab={"slab_bytes": SLOT_BYTES}) as world:
+    with running(1, "16MiB", "256MiB", patient=True, slab={"slab_bytes": SLOT_BYTES}) as world:
         yield world
 
 
@@ -123,7 +123,7 @@ def test_a_client_that_dies_with_tickets_and_leases_gives_them_back() -> None:
     chunks = Chunks("dies holding", (60_000,))
     # Long enough to be counted before they end.
     long = {"read_lease_ms": 5000, "write_ticket_ms": 5000}
-    with running(1, "16MiB", "64MiB", manager=long) as small, small.caller(chunks) as caller:
+    with running(1, "16MiB", "64MiB", patient=True, manager=long) as small, small.caller(chunks) as caller:
         assert caller.store(list(range(20))).present == 20
         dead = RawClient(small.cluster.connection)
         leased = dead.acquire(chunks.keys(range(20)))

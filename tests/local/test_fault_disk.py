@@ -64,7 +64,7 @@ def test_a_file_system_that_is_full_before_its_capacity_evicts(small_disk: Path)
     # The manager believes in 64 MiB; the file system has 24, and someone else's file takes part of them.
     chunks = Chunks("full file system", LENGTHS)
     (small_disk / "theirs").write_bytes(bytes(4 << 20))
-    with running(1, "16MiB", "64MiB", files_at=small_disk / "polarkv") as world:
+    with running(1, "16MiB", "64MiB", files_at=small_disk / "polarkv", patient=True) as world:
         with world.caller(chunks, wait_for_space_ms=5000) as caller:
             fill(caller, 0, 640)  # 64 MiB of payload
             assert caller.load(list(range(632, 640)), DEADLINE_MS).complete
@@ -81,7 +81,7 @@ def test_a_file_system_that_is_full_before_its_capacity_evicts(small_disk: Path)
 def test_a_disk_filled_by_others_to_the_last_byte_never_fails_a_store(small_disk: Path) -> None:
     chunks = Chunks("full to the last", LENGTHS)
     with (
-        running(1, "16MiB", "16MiB", files_at=small_disk / "polarkv") as world,
+        running(1, "16MiB", "16MiB", files_at=small_disk / "polarkv", patient=True) as world,
         world.caller(chunks, wait_for_space_ms=5000) as caller,
     ):
         fill(caller, 0, 48)
@@ -108,7 +108,10 @@ def eat(path: Path) -> None:
 def test_the_capacity_is_kept_by_own_accounting() -> None:
     chunks = Chunks("capacity", (30_000, 100_000, 4_000))
     capacity_bytes = 24 << 20
-    with running(1, "16MiB", str(capacity_bytes)) as world, world.caller(chunks, wait_for_space_ms=5000) as caller:
+    with (
+        running(1, "16MiB", str(capacity_bytes), patient=True) as world,
+        world.caller(chunks, wait_for_space_ms=5000) as caller,
+    ):
         watched: list[int] = []
         for start in range(0, 960, 160):
             fill(caller, start, 160)
@@ -123,7 +126,10 @@ def test_the_capacity_is_kept_by_own_accounting() -> None:
 
 def test_a_store_that_got_room_for_some_chunks_waits_for_the_others_too() -> None:
     chunks = Chunks("room for some", (1_900_000,))  # one to a slab: eight have room
-    with running(1, "16MiB", "64MiB") as world, world.caller(chunks, wait_for_space_ms=4000) as caller:
+    with (
+        running(1, "16MiB", "64MiB", patient=True) as world,
+        world.caller(chunks, wait_for_space_ms=4000) as caller,
+    ):
         recovers(caller, list(range(8)))
         with RawClient(world.cluster.connection) as raw:
             assert len(grants.read(raw.acquire(chunks.keys(range(6))).grants[0]).extents) == 6  # until their deadline

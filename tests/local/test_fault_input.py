@@ -35,7 +35,7 @@ ENDPOINTS = ["manager rpc unix", "manager rpc tcp", "slab tcp", "slab unix"]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "16MiB", "64MiB") as world:
+    with running(1, "16MiB", "64MiB", patient=True) as world:
         yield world
 
 

@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 def attach(path: Path, request: SlabAttach) -> tuple[SlabAttached, int, socket.socket]:
     """Ask for the memory: (answer, descriptor, the connection)."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(5)
+    sock.settimeout(30)
     try:
         sock.connect(str(path))
         sock.sendall(encode_frame(Op.SLAB_ATTACH, 1, request))
@@ -40,7 +40,7 @@ def attach(path: Path, request: SlabAttach) -> tuple[SlabAttached, int, socket.s
         near, far = socket.socketpair()
         with near, far:
             near.sendall(data)
-            frame = read_frame(far, time.monotonic() + 5)
+            frame = read_frame(far, time.monotonic() + 30)
         raise_failure(frame)
         return decode_body(frame.body, SlabAttached), fds[0], sock
     except BaseException:
@@ -151,12 +151,12 @@ def test_a_carving_that_cannot_be_is_left(manager: FakeManager, slab: SlabServer
 
 def test_garbage_on_the_unix_socket_is_survived(manager: FakeManager, slab: SlabServer, tmp_path: Path) -> None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(5)
+    sock.settimeout(30)
     sock.connect(str(tmp_path / "slab.sock"))
     sock.sendall(b"garbage" * 100)
     with pytest.raises(ProtocolError, match="not a PolarKV peer"):
-        raise_failure(read_frame(sock, time.monotonic() + 5))
-    sock.settimeout(5)
+        raise_failure(read_frame(sock, time.monotonic() + 30))
+    sock.settimeout(30)
     sock.shutdown(socket.SHUT_WR)
     assert sock.recv(1) == b""
     sock.close()
@@ -240,7 +240,7 @@ def test_a_process_that_was_killed_is_followed_by_a_fresh_life(manager: FakeMana
     }  # fmt: skip
     with server_process("slab", settings, tmp_path / "log"):
         first = manager.channel("slab").register
-        with contextlib.closing(Connection.open(first.shm, time.monotonic() + 5)):
+        with contextlib.closing(Connection.open(first.shm, time.monotonic() + 30)):
             pass
     with server_process("slab", settings, tmp_path / "log"):
         second = manager.channel("slab", 2).register

@@ -29,7 +29,7 @@ def nursery(
 
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
-    with running(1, "128MiB", "256MiB", manager=MANAGER) as world:
+    with running(1, "128MiB", "256MiB", patient=True, manager=MANAGER) as world:
         yield world
 
 

@@ -73,7 +73,7 @@ def test_a_page_that_is_gone_is_computed_and_stored_again(
     assert len(stored(engine, world, 1, 260)) == 4
     (fifth,) = stored(engine, world, 1, 324)
     assert len(stored(engine, world, 1)) == 3
-    world.evict([fifth], purge=True)
+    world.forget([fifth])
 
     holed = generate(engine, 1)
     engine.call("flush")
@@ -125,7 +125,7 @@ def test_other_bytes_give_other_tokens(
     attach(engine, **connection(world))
     keys = list(stored(engine, world, 4))
     (length,) = {entry["length_bytes"] for entry in world.entries() if bytes.fromhex(entry["key"]) in keys}
-    world.evict(keys, purge=True)
+    world.forget(keys)
     wait_until(lambda: client.store(keys, [bytes(length)] * len(keys)).present == len(keys), "zeros to be stored")
 
     answer = generate(engine, 4)

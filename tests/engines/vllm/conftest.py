@@ -31,5 +31,5 @@ def vllm(vllm_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "256MiB", "512MiB", manager=MANAGER) as world:
+    with running(1, "256MiB", "512MiB", patient=True, manager=MANAGER) as world:
         yield world

@@ -22,7 +22,7 @@ KEYS = 4  # the manager takes fewer in a message than a prompt has
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "256MiB", "512MiB", manager={**MANAGER, "max_keys_per_call": KEYS}) as world:
+    with running(1, "256MiB", "512MiB", patient=True, manager={**MANAGER, "max_keys_per_call": KEYS}) as world:
         yield world
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import time
@@ -24,6 +23,7 @@ from tests.engines.support.guides import command
 from tests.engines.support.patient import MANAGER
 from tests.engines.support.vllm_runs import ROOT
 from tests.local.support.world import World, running
+from tests.support.ports import reserved_ports
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,7 +35,7 @@ CHUNK = 128  # the engine's block: as little as possible is left to compute
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with running(1, "512MiB", "512MiB", manager=MANAGER) as world:
+    with running(1, "512MiB", "512MiB", patient=True, manager=MANAGER) as world:
         yield world
 
 
@@ -76,12 +76,9 @@ class Server(NamedTuple):
 
 @contextlib.contextmanager
 def server(
-    environment: Environment, model: Path, told: tuple[dict[str, str], list[str]], log: Path
+    environment: Environment, model: Path, told: tuple[dict[str, str], list[str]], log: Path, port: int
 ) -> Iterator[Server]:
     """A server in a process of its own, that has begun to start."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     variables = environment.variables(
         ROOT, **told[0], VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="0-1",
         VLLM_RPC_BASE_PATH=str(log.parent),
@@ -136,9 +133,10 @@ def test_a_new_server_answers_sooner_with_the_same_text(
     environment, model = engine_environment("vllm"), models / "llama-100m"
     folder = tmp_path_factory.mktemp("server")  # a short name: it has sockets in it
     with (
+        reserved_ports(2) as (one_port, other_port),
         # They start side by side: neither has anything of the other's but by the cache.
-        server(environment, model, as_injected(world), folder / "cold.log") as before,
-        server(environment, model, as_documented(world), folder / "warm.log") as fresh,
+        server(environment, model, as_injected(world), folder / "cold.log", one_port) as before,
+        server(environment, model, as_documented(world), folder / "warm.log", other_port) as fresh,
     ):
         before.wait()
         fresh.wait()

@@ -34,6 +34,12 @@ MANAGER: Mapping[str, int] = {
 }
 DISK: Mapping[str, int] = {"operation_timeout_ms": 3000}
 SLAB: Mapping[str, int] = {"stall_timeout_ms": 1000}
+# For tests in which none of the servers dies or hangs: no pause of a busy machine makes one of them count as lost.
+PATIENT: Mapping[str, Mapping[str, int]] = {
+    "manager": {"node_timeout_ms": 20_000, "operation_timeout_ms": 20_000},
+    "disk": {"operation_timeout_ms": 20_000},
+    "slab": {"stall_timeout_ms": 10_000},
+}
 RECOVERY_S = 30.0  # the specification has no time for these; a test that waits this long has found something
 ADMIN_S = 30.0
 
@@ -179,14 +185,15 @@ class World:
 @contextlib.contextmanager
 def running(
     nodes: int = 1, memory: str = "16MiB", disk: str = "64MiB", *, files_at: Path | None = None,
-    **sections: Mapping[str, object],
+    patient: bool = False, **sections: Mapping[str, object],
 ) -> Iterator[World]:  # fmt: skip
     """A cluster. ``files_at``: where node 0 has its files, also those of an earlier life.
 
-    ``sections`` (manager, slab) change single settings.
+    ``patient``: :data:`PATIENT`. ``sections`` (manager, slab, disk) change single settings.
     """
     base: dict[str, Mapping[str, object]] = {"manager": MANAGER, "slab": SLAB, "disk": DISK}
-    merged = {name: slower({**values, **sections.get(name, {})}) for name, values in base.items()}
+    calm: Mapping[str, Mapping[str, object]] = PATIENT if patient else {}
+    merged = {name: slower({**values, **calm.get(name, {}), **sections.get(name, {})}) for name, values in base.items()}
     with tempfile.TemporaryDirectory(prefix="pkv-", ignore_cleanup_errors=True) as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(merged))
