@@ -11,6 +11,13 @@ from tests.contract.peers import KINDS, Bench, make
 from tests.support.slab_process import SlabProcess, start_slab
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine makes no answer late; tests of late ones say how long they wait."""
+    monkeypatch.setenv("POLARKV_CONNECT_TIMEOUT_MS", "10000")
+    monkeypatch.setenv("POLARKV_MANAGER_TIMEOUT_MS", "10000")
+
+
 @pytest.fixture(scope="module")
 def slab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlabProcess]:
     """A slab server that the tests of a module share; none of them may harm it."""

@@ -21,6 +21,7 @@ from polarkv_dataplane.runtime.stream import read_frame, receive_into
 from polarkv_dataplane.slab.server import SlabServer
 from polarkv_dataplane.slab.settings import SlabSettings
 from tests.support.fake_manager import FakeManager
+from tests.support.waiting import wait_until
 
 SECRET = b"a secret of the whole cluster"
 MIB = 1 << 20
@@ -60,6 +61,14 @@ def slab_server(manager: FakeManager, folder: Path, **changes: object) -> Iterat
     finally:
         stop.set()
         server.stop()
+
+
+@contextmanager
+def registered_slab(manager: FakeManager, folder: Path, **changes: object) -> Iterator[SlabServer]:
+    """The same, once it serves: its manager knows it sooner than it knows that itself."""
+    with slab_server(manager, folder, **changes) as server:
+        wait_until(lambda: server.counters.snapshot().get("polarkv_slab_registrations_total"), "the registration")
+        yield server
 
 
 @contextmanager

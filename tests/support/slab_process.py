@@ -89,6 +89,7 @@ def start_slab(
     slab = SlabProcess(process, manager)
     try:
         channel = manager.channel("slab", nth)
+        wait_until(lambda: channel.heartbeats, "it to know that it is registered")
         assert channel.open
     except BaseException:
         slab.close()

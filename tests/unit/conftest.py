@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from polarkv_dataplane.slab.server import SlabServer
-from tests.support.cache_node import SECRET, slab_server
+from tests.support.cache_node import SECRET, registered_slab
 from tests.support.fake_manager import FakeManager
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -22,6 +21,5 @@ def manager() -> Iterator[FakeManager]:
 
 @pytest.fixture
 def slab(manager: FakeManager, tmp_path: Path) -> Iterator[SlabServer]:
-    with slab_server(manager, tmp_path) as server:
-        wait_until(lambda: server.counters.snapshot().get("polarkv_slab_registrations_total"), "the registration")
+    with registered_slab(manager, tmp_path) as server:
         yield server

@@ -39,7 +39,8 @@ def manager() -> Iterator[SmallManager]:
 
 @contextmanager
 def client(endpoint: str, **settings: Any) -> Iterator[ManagerClient]:
-    made = ManagerClient(load_config(environment={}, endpoint=endpoint, **settings), "host")
+    patient = {"connect_timeout_ms": 10_000, "manager_timeout_ms": 10_000} | settings
+    made = ManagerClient(load_config(environment={}, endpoint=endpoint, **patient), "host")
     yield made
     made.close()
 

@@ -19,7 +19,7 @@ from polarkv_client.protocol.wire import HEAD, encode_frame
 from polarkv_dataplane.slab import tcp
 from polarkv_dataplane.slab.server import SlabServer
 from polarkv_dataplane.slab.tcp import MAX_REQUEST_BYTES, PIECE_BYTES
-from tests.support.cache_node import MIB, TcpClient, chunk, slab_server
+from tests.support.cache_node import MIB, TcpClient, chunk, registered_slab
 from tests.support.fake_manager import FakeManager
 from tests.support.waiting import wait_until
 
@@ -34,8 +34,7 @@ def client(manager: FakeManager, slab: SlabServer) -> Iterator[TcpClient]:
 @pytest.fixture
 def impatient(manager: FakeManager, tmp_path: Path) -> Iterator[SlabServer]:
     """A slab server that soon gives up who stalls."""
-    with slab_server(manager, tmp_path, stall_timeout_ms=1000) as server:
-        wait_until(lambda: server.counters.snapshot().get("polarkv_slab_registrations_total"), "the registration")
+    with registered_slab(manager, tmp_path, stall_timeout_ms=1000) as server:
         yield server
 
 
@@ -280,7 +279,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(
 
 
 def test_connections_beyond_the_bound_are_refused_with_the_reason(manager: FakeManager, tmp_path: Path) -> None:
-    with slab_server(manager, tmp_path, max_connections=2) as slab:
+    with registered_slab(manager, tmp_path, max_connections=2) as slab:
         kept = [connect(manager) for _ in range(2)]
         for client in kept:
             client.read(manager.grant(Access.READ, [EXTENT]), [100])
