@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -48,11 +48,19 @@ class Beats:
     def __init__(self) -> None:
         self.seen: list[tuple[float, float]] = []
 
-    def expect_none_missing(self, begin: float, end: float) -> None:
-        """It was never stopped for long between these times: the kernel waits for a second, and beats go on."""
+    def stopped(self, begin: float, end: float) -> float:
+        """For which part of this time it was stopped at once: the kernel waits for a second, and beats go on."""
         inside = [gap for at, gap in self.seen if begin < at and at - gap < end]
         assert end - begin > 0.9, "the kernel did not wait for an answer: nothing could have been stopped"
-        assert max(inside) < (end - begin) / 2, f"stopped for {max(inside):.3f} of {end - begin:.3f} s"
+        return max(inside) / (end - begin)
+
+
+def expect_one_that_stops_nobody(attempt: Callable[[], float]) -> None:
+    """One attempt of three: a busy machine may stop a process for as long, the kernel would do so each time."""
+    parts: list[float] = []
+    while len(parts) < 3 and min(parts, default=1.0) >= 0.5:
+        parts.append(attempt())
+    assert min(parts) < 0.5, f"parts of the time that it was stopped: {parts}"
 
 
 @contextmanager
@@ -104,12 +112,16 @@ def test_a_client_that_shows_such_an_address_stops_nobody_in_the_slab_server(sla
     request = RdmaConnect(
         bench.grant(Access.WRITE, []).signed, "rxe0", QueuePair(17, 1, devices.raw_gid(NOBODY), 0, 5, 16)
     )
-    with closing(wire.Connection.open(slab.info.tcp, soon().deadline)) as connection:
-        begin = time.monotonic()
-        with pytest.raises(errors.Unavailable, match=TEXT):
-            connection.call(Op.SLAB_RDMA_CONNECT, request, RdmaConnected, soon().deadline)
-        end = time.monotonic()
-    beats_of(tmp_path / "beats", end).expect_none_missing(begin, end)
+
+    def attempt() -> float:
+        with closing(wire.Connection.open(slab.info.tcp, soon().deadline)) as connection:
+            begin = time.monotonic()
+            with pytest.raises(errors.Unavailable, match=TEXT):
+                connection.call(Op.SLAB_RDMA_CONNECT, request, RdmaConnected, soon().deadline)
+            end = time.monotonic()
+        return beats_of(tmp_path / "beats", end).stopped(begin, end)
+
+    expect_one_that_stops_nobody(attempt)
     session = bench.transport._session  # type: ignore[attr-defined]
     assert session is not None
     assert not session.ended
@@ -121,12 +133,16 @@ def test_a_slab_server_at_such_an_address_stops_nobody_in_the_client(slab: SlabP
     info = msgspec.structs.replace(slab.info, rdma=slab.info.rdma.replace("10.9.0.1", NOBODY))
     bench = Bench(slab, OwnDevices(info, LocalDevices(("rxe1",), binding=binding)))
     grant = bench.grant(Access.READ, [])
-    with beating() as beats:
-        begin = time.monotonic()
-        with pytest.raises(errors.Unavailable, match=TEXT):
-            bench.transport.reach(grant, soon())
-        end = time.monotonic()
-    beats.expect_none_missing(begin, end)
+
+    def attempt() -> float:
+        with beating() as beats:
+            begin = time.monotonic()
+            with pytest.raises(errors.Unavailable, match=TEXT):
+                bench.transport.reach(grant, soon())
+            end = time.monotonic()
+        return beats.stopped(begin, end)
+
+    expect_one_that_stops_nobody(attempt)
     lasted: list[float] = []
     for _ in range(3):  # the best of them: a busy machine makes some late, the kernel's own second all of them
         begin = time.monotonic()
