@@ -22,18 +22,19 @@ from typing import Any, NamedTuple
 
 import sglang
 import torch
+from sglang.srt.arg_groups.overrides import resolution_result
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_context, get_model, get_server_args, get_serving
 
 from polarkv_client.buffers import Views, flatten
 from polarkv_client.connectors.guard import attach, harmless
 from polarkv_client.connectors.hicache_metrics import Meter
 from polarkv_client.connectors.host_pages import HostPages
-from polarkv_client.connectors.identity import chunk_digests, engine_namespace, fingerprint
+from polarkv_client.connectors.identity import chunk_digests
 from polarkv_client.connectors.keyed import Keyed
 from polarkv_client.connectors.settings import ConnectorConfig, load_connector_config
+from polarkv_client.connectors.sglang_facts import namespace_of
 from polarkv_client.errors import ConfigurationError
-from polarkv_client.keys import Namespace
 from polarkv_client.results import Stored
 
 log = logging.getLogger(__name__)
@@ -87,10 +88,16 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
                 mem_pool_host.page_size,
             )
         pages = HostPages(mem_pool_host, torch.arange(mem_pool_host.page_size)) if self._zero_copy else None
-        namespace = _namespace(config, self._storage_config, mem_pool_host, zero_copy=self._zero_copy)
+        if _weights_are_others(config):
+            _say_replaced()
+            return
+        told = get_context().config_leaf
+        namespace = namespace_of(
+            config, told, sglang.__version__, self._storage_config, mem_pool_host, zero_copy=self._zero_copy
+        )
         page_bytes = int(mem_pool_host.size_per_token) * mem_pool_host.page_size
         keyed = Keyed(config, operations, mem_pool_host.page_size, page_bytes)
-        self._rank = _Rank(hashlib.sha256(namespace.root()), pages, keyed)
+        self._rank = _Rank(hashlib.sha256(namespace.root()), pages, keyed, _weights())
         log.info("PolarKV at %s: %s", config.endpoint, namespace)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
@@ -105,7 +112,7 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
     @harmless(lambda: 0)
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many of ``keys``, from the first on, are there. Those on disk are on their way to memory afterwards."""
-        rank = self._rank
+        rank = self._sharing()
         if rank is None:
             return 0
         began = time.monotonic()
@@ -178,29 +185,38 @@ class PolarKVStorage(HiCacheStorage):  # type: ignore[misc]  # the engine's clas
 
     @harmless(list[bool])
     def _load_pages(self, keys: list[str], host_indices: torch.Tensor) -> list[bool]:
-        rank = self._rank
+        rank = self._sharing()
         return self._load(rank, keys, rank.views(host_indices)) if rank is not None else []
 
     @harmless(list[bool])
     def _store_pages(self, keys: list[str], host_indices: torch.Tensor) -> list[bool]:
-        rank = self._rank
+        rank = self._sharing()
         if rank is None or not self._writes:
             return [True] * len(keys)
         return self._store(rank, keys, rank.views(host_indices))
 
     @harmless(list[bool])
     def _load_tensors(self, keys: list[str], tensors: Sequence[torch.Tensor]) -> list[bool]:
-        rank = self._rank
+        rank = self._sharing()
         if rank is None:
             return []
         return self._load(rank, keys, [flatten(tensor, "target_locations", writable=True) for tensor in tensors])
 
     @harmless(list[bool])
     def _store_tensors(self, keys: list[str], values: Sequence[torch.Tensor]) -> list[bool]:
-        rank = self._rank
+        rank = self._sharing()
         if rank is None or not self._writes:
             return [True] * len(keys)
         return self._store(rank, keys, [flatten(value.contiguous(), "values", writable=False) for value in values])
+
+    def _sharing(self) -> _Rank | None:
+        """The rank, unless the engine has other weights by now. Whoever comes first says so."""
+        rank = self._rank
+        if rank is None or rank.weights == _weights():
+            return rank
+        self._rank = None
+        _say_replaced()
+        return None
 
     @property
     def _writes(self) -> bool:
@@ -227,6 +243,7 @@ class _Rank(NamedTuple):
     root: hashlib._Hash
     pages: HostPages | None
     chunks: Keyed
+    weights: tuple[str, str, str]
 
     def digests(self, keys: Sequence[str]) -> list[bytes]:
         """Chunk keys: the hash of the namespace's root and the engine's own key, 32 bytes each."""
@@ -239,57 +256,21 @@ class _Rank(NamedTuple):
         return self.pages.views(host_indices)
 
 
-def _namespace(config: ConnectorConfig, storage: Any, pool: Any, *, zero_copy: bool) -> Namespace:
-    """Everything that makes one rank's pages what they are."""
-    server = get_server_args()
-    layout = {
-        # Of a page that lies layer by layer, both interfaces write the parts in another order.
-        "interface": "v1" if zero_copy else "generic",
-        "pool": type(pool).__name__,
-        "order": pool.layout,
-        "device": server.device,
-        "layers": [pool.start_layer, pool.end_layer, getattr(pool, "layer_num", 0)],
-        "shape": [getattr(pool, name, 0) for name in ("head_num", "head_dim", "v_head_dim", "kv_cache_dim")],
-        "token_bytes": pool.size_per_token,
-        "format": pool.storage_format_tag,
-        "cp": [storage.attn_cp_rank, storage.attn_cp_size],
-        "attention": [server.attention_backend, server.prefill_attention_backend, server.decode_attention_backend],
-        "quantization": server.quantization,
-        "overrides": server.json_model_override_args,
-        "version": sglang.__version__,
-        "adapters": _adapters(server.lora_paths),
-    }
-    return engine_namespace(
-        config,
-        engine="sglang",
-        model=server.model_path,
-        weights_fingerprint=fingerprint(server.model_path, server.revision or ""),
-        kv_dtype=str(pool.dtype).removeprefix("torch."),
-        layout=layout,
-        page_size=pool.page_size,
-        chunk_tokens=pool.page_size,
-        tp=(0, 1) if storage.is_mla_model else (storage.tp_rank, storage.tp_size),
-        pp=(storage.pp_rank, storage.pp_size),
-    )
+def _weights() -> tuple[str, str, str]:
+    """Which weights the engine says that it has now."""
+    model = get_model()
+    return str(model.model_path), str(model.load_format), str(get_serving().weight_version)
 
 
-def _adapters(given: Any) -> list[str]:
-    """Fingerprints of the adapters that the engine starts with: SGLang's keys name those by name and path alone.
+def _weights_are_others(config: ConnectorConfig) -> bool:
+    """Whether the weights are, or will be, others than those on disk, and nobody has said which."""
+    if get_context().config_leaf("checkpoint_engine_wait_weights_before_ready"):
+        return not config.namespace_weights_fingerprint
+    return str(get_serving().weight_version) != str(resolution_result(get_server_args(), "weight_version"))
 
-    Those that are loaded later have a number that no other engine has.
 
-    Args:
-        given: ``--lora-paths`` in any of its forms: PATH or NAME=PATH, objects with ``lora_path``, paths by name.
-    """
-    paths: list[str] = []
-    for each in given or ():
-        if isinstance(given, dict):
-            paths.append(str(given[each]))
-        elif isinstance(each, str):
-            paths.append(each.split("=", 1)[-1])
-        else:
-            paths.append(str(each["lora_path"] if isinstance(each, dict) else each.lora_path))
-    return sorted(f"{path} {fingerprint(path)}" for path in paths)
+def _say_replaced() -> None:
+    log.warning("PolarKV: this engine's weights were replaced: until it is restarted, nothing is stored or loaded")
 
 
 def _padded(answers: list[bool], count: int) -> list[bool]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polarkv_client.sync import SyncClient
 from tests.engines.support import costs, sglang_runs
+from tests.engines.support.adapters import other_weights
 from tests.engines.support.engine_process import EngineError, EngineProcess
 from tests.engines.support.sglang_runs import (
     CACHED,
@@ -132,6 +134,33 @@ def test_other_bytes_give_other_tokens(
 
     assert from_storage(answer) == CACHED
     assert answer["tokens"] != right[4]
+
+
+@PAGE_FIRST
+def test_weights_that_are_replaced(
+    engine: EngineProcess, world: World, models: Path, right: list[list[int]], tmp_path: Path
+) -> None:
+    """Nothing is shared from then on, until the backend is attached anew: it then says whose weights these are."""
+    attach(engine, **connection(world))
+    stored(engine, world, 8)
+    before = keys_in(world)
+    engine.call("replace_weights", model=str(other_weights(models / "llama", tmp_path / "llama")))
+    replaced = generate(engine, 8)
+    engine.call("flush")
+    assert from_storage(replaced) == 0
+    assert keys_in(world) == before
+
+    attach(engine, **connection(world))
+    for cached in (0, CACHED):
+        answer = generate(engine, 8)
+        assert (answer["tokens"], from_storage(answer)) == (replaced["tokens"], cached)
+        engine.call("flush")
+
+    engine.call("replace_weights", model=str(models / "llama"))
+    attach(engine, **connection(world))
+    answer = generate(engine, 8)
+    assert (answer["tokens"], from_storage(answer)) == (right[8], CACHED)
+    assert answer["tokens"] != replaced["tokens"]
 
 
 @PAGE_FIRST

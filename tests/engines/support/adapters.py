@@ -1,9 +1,10 @@
-"""LoRA adapters for the model "llama": random numbers in the form that engines read."""
+"""Other weights for the model "llama": adapters of random numbers, models of its own numbers in another order."""
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from array import array
 from pathlib import Path
 
@@ -34,3 +35,15 @@ def write_adapter(folder: Path, seed: int) -> None:
         "target_modules": list(_WIDTHS),
     }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(configuration))
+
+
+def other_weights(model: Path, folder: Path) -> Path:
+    """Write a model into ``folder`` that has the same files, names and shapes; returns it."""
+    shutil.copytree(model, folder)
+    (file,) = folder.glob("*.safetensors")
+    raw = file.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    numbers = array("H", raw[start:])
+    numbers.reverse()
+    file.write_bytes(raw[:start] + numbers.tobytes())
+    return folder

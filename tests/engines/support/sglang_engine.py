@@ -53,6 +53,12 @@ class Engine:
             if not answer.success:
                 raise RuntimeError(answer.message)
 
+    def replace_weights(self, model: str) -> None:
+        """Take another model's weights, as a server does that goes on running."""
+        success, message, _ = self._engine.update_weights_from_disk(model)
+        if not success:
+            raise RuntimeError(message)
+
     def metrics(self) -> str:
         """What the server's ``/metrics`` shows: the metrics of all of the engine's processes."""
         registry = CollectorRegistry()

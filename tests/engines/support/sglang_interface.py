@@ -19,6 +19,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.server_args import ServerArgs
 
 from polarkv_client.connectors.sglang import PolarKVStorage
+from polarkv_client.connectors.sglang_facts import SETTINGS
 from tests.engines.support.signatures import differences, parameters
 
 # Not of the interface's class: the factory makes it, the controller closes it where it can be closed.
@@ -40,8 +41,7 @@ FIELDS: tuple[tuple[type, set[str]], ...] = (
     (
         ServerArgs,
         {
-            "model_path", "revision", "device", "quantization", "json_model_override_args", "attention_backend",
-            "prefill_attention_backend", "decode_attention_backend",
+            "model_path", "weight_version", "checkpoint_engine_wait_weights_before_ready", *SETTINGS,
         },
     ),
     (StorageMetrics, {"prefetch_pgs", "backup_pgs", "prefetch_bandwidth", "backup_bandwidth"}),
