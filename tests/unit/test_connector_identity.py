@@ -73,6 +73,9 @@ def test_another_training_has_another_fingerprint(tmp_path: Path) -> None:
     assert first != fresh(model(tmp_path / "b", weights=head + bytes([2]) * (4 << 20)))
     assert first != fresh(model(tmp_path / "c", weights=head + bytes([1]) * (4 << 20), hidden_size=16))
     assert first != fresh(model(tmp_path / "d", weights=head + bytes([1]) * (5 << 20)))
+    images = model(tmp_path / "e", weights=head + bytes([1]) * (4 << 20))
+    (images / "preprocessor_config.json").write_text('{"image_mean": 0.5}')
+    assert first != fresh(images)
 
 
 def test_a_model_may_be_one_file(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ def test_a_chunk_is_layer_by_layer_block_by_block() -> None:
     )
 
 
+def test_which_layer_has_which_type_is_in_the_layout() -> None:
+    """Engines may keep some layers in another type: others of the same shapes are no less others."""
+    wide, narrow = numbered(), numbered().view(np.int8)
+    assert Pages(layers(wide, narrow), BLOCKS, page_bytes(2)).layout != (
+        Pages(layers(narrow, wide), BLOCKS, page_bytes(2)).layout
+    )
+
+
 def test_what_goes_nowhere_lies_in_scratch() -> None:
     array = numbered()
     views = CpuViews(Pages(layers(array), BLOCKS, page_bytes(1))).chunk([SCRATCH, 5], memoryview(bytearray(200)))

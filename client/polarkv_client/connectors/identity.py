@@ -20,7 +20,10 @@ from polarkv_client.keys import Namespace
 
 log = logging.getLogger(__name__)
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npz")
-_CONFIGURATION = ("config.json", "adapter_config.json", "params.json", "hf_quant_config.json", "quantize_config.json")
+_CONFIGURATION = (
+    "config.json", "adapter_config.json", "params.json", "hf_quant_config.json", "quantize_config.json",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+)  # fmt: skip
 _ADAPTERS = 4096
 _HEAD_BYTES = 1 << 20
 _SAMPLE_BYTES = 4096

@@ -36,7 +36,8 @@ class ConnectorConfig(ClientConfig):
     )
     load: Literal["async", "sync", "off"] = Field(
         "async",
-        description="How vLLM loads: async while other requests are computed, sync inside the step, off not at all.",
+        description="How vLLM loads: async while other requests are computed, sync inside the step (not with async "
+        "scheduling or pipeline ranks), off not at all.",
     )
     store: bool = Field(True, description="Store what the engine computes; false: only load.")
     lookup_deadline_ms: int = Field(

@@ -46,17 +46,33 @@ class Engine:
 
         setattr(Meter, "note", noted)  # noqa: B010  (the other form is an error to mypy)
 
-    def open(self, *, keep_patches: bool = False, **settings: Any) -> float:
-        """Make an engine in place of the former one; seconds."""
+    def open(self, *, keep_patches: bool = False, ahead: bool = False, **settings: Any) -> float:
+        """Make an engine in place of the former one; seconds.
+
+        ``ahead``: it schedules a step while the one before is computed, as on a GPU. vLLM turns that off on a CPU.
+        """
         from vllm import LLM
 
         undo, self._undo = (self._undo, []) if keep_patches else ([], self._undo)
         self.close()
         self._undo = undo
         began = time.monotonic()
+        if ahead:
+            self._schedule_ahead()
         base = {"enforce_eager": True, "dtype": "float32", "seed": 0, "disable_log_stats": False}
         self._llm = LLM(**{**base, **settings})
         return time.monotonic() - began
+
+    def _schedule_ahead(self) -> None:
+        from vllm.platforms.cpu import CpuPlatform
+
+        adapt = CpuPlatform.check_and_update_config
+
+        def adapted(config: Any) -> None:
+            adapt(config)
+            config.scheduler_config.async_scheduling = True
+
+        self._patch(CpuPlatform, "check_and_update_config", staticmethod(adapted))
 
     def close(self) -> None:
         """Close the engine, if there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polarkv_client.connectors.vllm.facts import OF_IMAGES
 from tests.engines.support.signatures import differences, parameters
 
 # What else of vLLM the connector reaches into: where, name, parameters (None: any).
@@ -23,6 +24,7 @@ REACHES: tuple[tuple[str, str, list[str] | None], ...] = (
         ["dtype", "block_size", "head_size=None", "kv_cache_dtype=None"],
     ),
     ("vllm.v1.metrics.cache_hit_source", "CacheHitSource.DISK", None),
+    ("vllm.config", "ModelConfig.is_prefix_caching_supported", None),
 )  # fmt: skip
 FIELDS: dict[str, tuple[str, set[str]]] = {
     "SchedulerOutput": (
@@ -33,6 +35,9 @@ FIELDS: dict[str, tuple[str, set[str]]] = {
         "vllm.distributed.kv_transfer.kv_connector.v1.base", {"finished_sending", "finished_recving"},
     ),
     "LoRARequest": ("vllm.lora.request", {"lora_path"}),
+    "ModelConfig": ("vllm.config", {"hf_config_path", "multimodal_config", "pooler_config"}),
+    "SchedulerConfig": ("vllm.config", {"async_scheduling"}),
+    "MultiModalConfig": ("vllm.config", {"mm_processor_cache_gb", *OF_IMAGES}),
 }  # fmt: skip
 REQUEST = (
     "request_id", "all_token_ids", "num_tokens", "num_computed_tokens", "num_in_flight_tokens",

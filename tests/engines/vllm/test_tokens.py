@@ -49,7 +49,9 @@ def loading(
 ) -> Iterator[str]:
     """An engine that loads in one of the two ways; nothing of the other's is in its namespace."""
     settings = transfer(world.cluster.connection, load=request.param, namespace_tenant_salt=request.param)
-    vllm.call("open", **engine(models / "llama", **PIECES, kv_transfer_config=settings))
+    # As on a GPU. Not for loads inside a step: one that fails is then told too late.
+    ahead = request.param == "async"
+    vllm.call("open", **engine(models / "llama", **PIECES, kv_transfer_config=settings), ahead=ahead)
     yield request.param
     forget(world)
 

@@ -82,11 +82,12 @@ class PolarKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self._config is None:
             return
         _log_as_vllm()
+        facts.check_model(vllm_config)
         self._blocks = facts.read_blocks(kv_cache_config)
         facts.check(self._config, vllm_config, self._blocks)
         self._operations = attach(self._config)
         if role == KVConnectorRole.SCHEDULER:
-            extras = partial(facts.request_extras, Adapters())
+            extras = partial(facts.request_extras, Adapters(), facts.images_are_hashed(vllm_config))
             self._scheduler = SchedulerSide(
                 self._config, self._operations, self._blocks.tokens, facts.ranks(vllm_config), extras, self._meter.note
             )  # fmt: skip

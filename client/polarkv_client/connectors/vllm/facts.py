@@ -18,6 +18,10 @@ from polarkv_client.errors import ConfigurationError
 from polarkv_client.keys import Namespace
 
 log = logging.getLogger(__name__)
+# Of how an engine reads images, what decides their KV.
+OF_IMAGES = (
+    "mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate", "video_pruning_method", "mm_encoder_attn_dtype",
+)  # fmt: skip
 _OFF = "run without this connector, or set enabled=false"
 
 
@@ -65,6 +69,19 @@ def read_blocks(kv_cache_config: Any) -> Blocks:
     )
 
 
+def check_model(vllm_config: Any) -> None:
+    """Refuse models whose answers need every token of a prompt computed: vLLM's own prefix cache is off for them too.
+
+    Raises:
+        ConfigurationError: the pooler is over all tokens, or attention is not over what came before.
+    """
+    model = vllm_config.model_config
+    if not getattr(model, "is_prefix_caching_supported", True):
+        pooler = getattr(model, "pooler_config", None)
+        found = getattr(pooler, "seq_pooling_type", None) or getattr(model, "attn_type", "")
+        raise ConfigurationError("model", found, f"its answers need every token of a prompt computed: {_OFF}")
+
+
 def check(config: ConnectorConfig, vllm_config: Any, blocks: Blocks) -> None:
     """Refuse what does not go together.
 
@@ -75,6 +92,7 @@ def check(config: ConnectorConfig, vllm_config: Any, blocks: Blocks) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             raise ConfigurationError(name, size, f"KV split over contexts is not supported: use 1, or {_OFF}")
+    check_way_of_loading(config, vllm_config)
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise ConfigurationError("calculate_kv_scales", True, f"scales would differ from engine to engine: {_OFF}")
     if config.chunk_tokens % blocks.tokens:
@@ -87,6 +105,21 @@ def check(config: ConnectorConfig, vllm_config: Any, blocks: Blocks) -> None:
         log.warning(
             "kv_load_failure_policy is %r: a chunk that cannot be loaded fails its request; use 'recompute'", policy
         )
+
+
+def check_way_of_loading(config: ConnectorConfig, vllm_config: Any) -> None:
+    """Refuse loads inside a step where the next step begins before this one's result is known.
+
+    vLLM then computes on with what a load that failed has left in its blocks, and keeps the token that comes of it.
+
+    Raises:
+        ConfigurationError: names the fix.
+    """
+    ahead = getattr(vllm_config.scheduler_config, "async_scheduling", False)
+    if config.load == "sync" and (ahead or vllm_config.parallel_config.pipeline_parallel_size > 1):
+        why = "vLLM's next step would begin before it knows that a load has failed, and take its token for right"
+        fix = "use async, or start vLLM with --no-async-scheduling and one pipeline rank"
+        raise ConfigurationError("load", config.load, f"{why}: {fix}")
 
 
 def ranks(vllm_config: Any) -> int:
@@ -108,16 +141,26 @@ def identify(config: ConnectorConfig, vllm_config: Any, blocks: Blocks, pages: P
     return RankIdentity(pp[0] * tp[1] + tp[0], namespace, chunk_bytes), not blocks.is_mla or tp[0] == 0
 
 
-def request_extras(adapters: Adapters, request: Any, chunk_tokens: int) -> tuple[str, dict[int, bytes]] | None:
+def images_are_hashed(vllm_config: Any) -> bool:
+    """Whether vLLM names images by their contents. Without a cache of its own for them it counts them: the first one
+    after its start has the same name in every engine.
+    """
+    images = getattr(vllm_config.model_config, "multimodal_config", None)
+    return images is None or images.mm_processor_cache_gb > 0 or bool(vllm_config.cache_config.enable_prefix_caching)
+
+
+def request_extras(
+    adapters: Adapters, images_hashed: bool, request: Any, chunk_tokens: int
+) -> tuple[str, dict[int, bytes]] | None:
     """What beside the tokens decides a request's KV.
 
     Returns:
         The adapter's fingerprint, and by chunk what vLLM's own prefix cache tells apart: images, salts, embeddings.
-        None: it is not certain which weights the adapter has. Those that are to be loaded in place are read again in
-        every step, whatever lies there then.
+        None: it is not certain which images these are, or which weights the adapter has. Those that are to be loaded
+        in place are read again in every step, whatever lies there then.
     """
-    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
-
+    if request.mm_features and not images_hashed:
+        return None
     lora_id: str | None = ""
     if (lora := request.lora_request) is not None:
         lora_id = None if lora.load_inplace else adapters.fingerprint(lora.lora_int_id, lora.lora_path)
@@ -126,6 +169,8 @@ def request_extras(adapters: Adapters, request: Any, chunk_tokens: int) -> tuple
     extras: dict[int, bytes] = {}
     if not (request.mm_features or request.cache_salt or request.prompt_embeds is not None):
         return lora_id, extras
+    from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
     image = 0
     for chunk in range(-(-request.num_tokens // chunk_tokens)):
         start = chunk * chunk_tokens
@@ -142,9 +187,6 @@ def _namespace(
     import vllm
 
     model = vllm_config.model_config
-    weights = fingerprint(model.model, model.revision or "")
-    if str(vllm_config.load_config.load_format).endswith("dummy"):
-        weights += f" dummy {model.seed}"
     layout: dict[str, object] = {
         **pages.layout,
         "engine": vllm.__version__,
@@ -155,6 +197,9 @@ def _namespace(
         "quantization": str(model.quantization),
         "overrides": repr(model.hf_overrides) if model.hf_overrides else "",
     }
+    if (images := getattr(model, "multimodal_config", None)) is not None:
+        # An image's name in keys is of its contents and the request's own settings, not of the engine's.
+        layout["images"] = [repr(getattr(images, name, None)) for name in OF_IMAGES]
     if (positions := _positions(model)) is not None:
         layout["positions"] = positions
     if vllm_config.speculative_config is not None:
@@ -166,9 +211,20 @@ def _namespace(
 
         layout["device_name"] = torch.cuda.get_device_name(pages.device) if torch.cuda.is_available() else ""
     return engine_namespace(
-        config, engine="vllm", model=model.model, weights_fingerprint=weights, kv_dtype=blocks.kv_dtype,
-        layout=layout, page_size=blocks.tokens, tp=tp, pp=pp,
+        config, engine="vllm", model=model.model, kv_dtype=blocks.kv_dtype, layout=layout,
+        weights_fingerprint=weights_of(model, str(vllm_config.load_config.load_format)),
+        page_size=blocks.tokens, tp=tp, pp=pp,
     )  # fmt: skip
+
+
+def weights_of(model: Any, load_format: str) -> str:
+    """Says which weights a model has, and by which configuration it computes with them."""
+    weights = fingerprint(model.model, model.revision or "")
+    if model.hf_config_path:
+        weights += f" as {fingerprint(model.hf_config_path)}"
+    if load_format.endswith("dummy"):
+        weights += f" dummy {model.seed}"
+    return weights
 
 
 def _positions(model: Any) -> str | None:

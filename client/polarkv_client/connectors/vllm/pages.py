@@ -54,9 +54,12 @@ class Pages:
         self.block_bytes = sum(plane.size_bytes for plane in self.planes)
         first = kv_caches[self.names[0]]
         self.device: Any = first.device
+        shapes = {name: _shape(kv_caches[name], num_blocks) for name in self.names}
+        # Which layer has which type and shape, too: engines may keep some in another type, each other ones.
+        each = "\n".join(f"{name} {shape}" for name, shape in shapes.items())
         self.layout: dict[str, object] = {
-            "layers": hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16],
-            "shapes": sorted({_shape(kv_caches[name], num_blocks) for name in self.names}),
+            "layers": hashlib.sha256(each.encode()).hexdigest()[:16],
+            "shapes": sorted(set(shapes.values())),
             "planes": len(self.planes),
             "block_bytes": self.block_bytes,
         }
