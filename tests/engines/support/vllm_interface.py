@@ -25,6 +25,7 @@ REACHES: tuple[tuple[str, str, list[str] | None], ...] = (
     ),
     ("vllm.v1.metrics.cache_hit_source", "CacheHitSource.DISK", None),
     ("vllm.config", "ModelConfig.is_prefix_caching_supported", None),
+    ("vllm.config", "ModelConfig.architecture", None),
 )  # fmt: skip
 FIELDS: dict[str, tuple[str, set[str]]] = {
     "SchedulerOutput": (
@@ -35,7 +36,9 @@ FIELDS: dict[str, tuple[str, set[str]]] = {
         "vllm.distributed.kv_transfer.kv_connector.v1.base", {"finished_sending", "finished_recving"},
     ),
     "LoRARequest": ("vllm.lora.request", {"lora_path"}),
-    "ModelConfig": ("vllm.config", {"hf_config_path", "multimodal_config", "pooler_config"}),
+    "ModelConfig": (
+        "vllm.config", {"hf_config_path", "multimodal_config", "pooler_config", "model_impl", "code_revision"},
+    ),
     "SchedulerConfig": ("vllm.config", {"async_scheduling"}),
     "MultiModalConfig": ("vllm.config", {"mm_processor_cache_gb", *OF_IMAGES}),
 }  # fmt: skip

@@ -192,6 +192,7 @@ def _namespace(
         "engine": vllm.__version__,
         "device": pages.device.type,
         "backend": _backends(vllm_config, pages.names),
+        "code": f"{model.architecture} {model.model_impl} {model.code_revision or ''}",
         "compute": str(model.dtype),
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
         "quantization": str(model.quantization),
