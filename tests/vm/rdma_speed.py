@@ -37,6 +37,7 @@ from tests.support.waiting import wait_until
 MIB = 1 << 20
 TOTAL_BYTES = 64 * MIB
 DEPTH = 16
+FAR_BYTES = 768 * MIB  # of the cache node's memory, and of the bare loop's: a round moves to or from another part of it
 OWN_BUFFERS = 12  # queue pairs
 PROGRAMS = {"WRITE": "ib_write_bw", "READ": "ib_read_bw"}
 BUFFERS = {"own buffers": True, "one buffer": False}
@@ -71,16 +72,18 @@ def figures(of: Callable[[list[float]], float], speeds: dict[str, list[float]]) 
 class Loop:
     """Two queue pairs, one on each device, in one process; posts and polls, and does nothing else."""
 
-    def __init__(self, binding: str, chunk_bytes: int) -> None:
+    def __init__(self, binding: str, chunk_bytes: int, far_bytes: int = TOTAL_BYTES) -> None:
         made = bindings.need(binding)
         self.chunk_bytes = chunk_bytes
         self.ends = [made.open(name) for name in ("rxe0", "rxe1")]
-        self.memory = [mmap.mmap(-1, TOTAL_BYTES) for _ in self.ends]
+        sizes = (far_bytes, TOTAL_BYTES)
+        self.memory = [mmap.mmap(-1, size) for size in sizes]
+        self.parts = {opcode: itertools.cycle(range(0, far_bytes, TOTAL_BYTES)) for opcode in Opcode}
         self.addresses = [address_of(memoryview(memory)) for memory in self.memory]
         everything = seam.Access.LOCAL_WRITE | seam.Access.REMOTE_READ | seam.Access.REMOTE_WRITE
         self.regions = [
-            end.register(address, TOTAL_BYTES, everything)
-            for end, address in zip(self.ends, self.addresses, strict=True)
+            end.register(address, size, everything)
+            for end, address, size in zip(self.ends, self.addresses, sizes, strict=True)
         ]
         self.queues = [end.completions(128, events=False) for end in self.ends]
         self.pairs = [end.pair(queue, 1, 128) for end, queue in zip(self.ends, self.queues, strict=True)]
@@ -92,19 +95,19 @@ class Loop:
         for place, pair in enumerate(self.pairs):
             pair.connect(gids[place].number, told[place], told[1 - place], everything)
 
-    def work(self, opcode: Opcode, number: int, size_bytes: int) -> Work:
+    def work(self, opcode: Opcode, number: int, size_bytes: int, part: int = 0) -> Work:
         at = number * self.chunk_bytes
         mine, theirs = self.regions[1], self.regions[0]
-        return Work(
-            number, opcode, self.addresses[1] + at, size_bytes, mine.lkey, self.addresses[0] + at, theirs.rkey, True
-        )
+        far = self.addresses[0] + part + at
+        return Work(number, opcode, self.addresses[1] + at, size_bytes, mine.lkey, far, theirs.rkey, True)
 
     def move(self, opcode: Opcode) -> None:
         count = TOTAL_BYTES // self.chunk_bytes
+        part = next(self.parts[opcode])
         posted = done = 0
         while done < count:
             while posted < count and posted - done < DEPTH:
-                self.pairs[1].post([self.work(opcode, posted, self.chunk_bytes)])
+                self.pairs[1].post([self.work(opcode, posted, self.chunk_bytes, part)])
                 posted += 1
             done += len(self.queues[1].poll(DEPTH))
 
@@ -129,9 +132,9 @@ class Loop:
 
 
 @contextmanager
-def bare(chunk_bytes: int) -> Iterator[Moves]:
+def bare(chunk_bytes: int, far_bytes: int = FAR_BYTES) -> Iterator[Moves]:
     """Nothing but posts and polls."""
-    loop = Loop("ibverbs", chunk_bytes)
+    loop = Loop("ibverbs", chunk_bytes, far_bytes)
     try:
         yield {opcode.name: partial(timed, partial(loop.move, opcode)) for opcode in Opcode}
     finally:
@@ -175,16 +178,16 @@ def whole_client(chunk_bytes: int) -> Iterator[Moves]:
         count = TOTAL_BYTES // chunk_bytes
         payloads = [np.full(chunk_bytes, 7, np.uint8) for _ in range(count)]
         targets = [np.zeros(chunk_bytes, np.uint8) for _ in payloads]
-        rounds = itertools.count()
+        written, read_back = itertools.count(), itertools.count()
 
         def keys(number: int) -> list[bytes]:
             return [(number * 1000 + place).to_bytes(32, "big") for place in range(count)]
 
         def write() -> None:
-            assert client.store(keys(next(rounds)), payloads).stored == count
+            assert client.store(keys(next(written)), payloads).stored == count
 
         def read() -> None:
-            assert client.load(keys(0), targets).complete
+            assert client.load(keys(next(read_back)), targets).complete
 
         yield {"WRITE": partial(timed, write), "READ": partial(timed, read)}
         assert {node.transport for node in client.status().nodes} == {"rdma"}
