@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that leaves processes behind, and end them."""
     left = orphans()
     for child in left:
-        command = " ".join(child.cmdline()) or child.name()
-        session.config.stash.setdefault(_LEFT, []).append(f"{child.pid} {command}")
-        child.kill()
+        with suppress(psutil.NoSuchProcess):  # it ends right now
+            command = " ".join(child.cmdline()) or child.name()
+            session.config.stash.setdefault(_LEFT, []).append(f"{child.pid} {command}")
+            child.kill()
     psutil.wait_procs(left, timeout=10)
     found = session.config.stash.get(_LEFT, [])
     if hasattr(session.config, "workeroutput"):  # one of several workers: it has no exit status of its own

@@ -19,6 +19,7 @@ import pytest
 
 from polarkv_client.cli.main import ExitCode, run
 from polarkv_client.config import load_config
+from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
 # Several processes start in each, perhaps on a busy machine.
@@ -76,7 +77,7 @@ def stop(up: Up, number: signal.Signals = signal.SIGTERM) -> tuple[float, list[d
 
 
 def all_gone(pids: dict[str, int]) -> bool:
-    return not [pid for pid in pids.values() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    return not alive(pids.values())
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from polarkv_client.keys import Namespace, chunk_keys
 from polarkv_client.states import Tier
 from polarkv_client.sync import SyncClient
 from polarkv_dataplane.embedded import Cluster, StartFailed
+from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
 # Several processes start in each, perhaps on a busy machine.
@@ -36,10 +37,6 @@ def folder() -> Iterator[Path]:
     """A folder whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="polarkv-emb-") as name:
         yield Path(name)
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 def payloads() -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
@@ -17,4 +18,9 @@ class DatabaseServer(NamedTuple):
 
     def processes(self) -> list[psutil.Process]:
         """Return its processes, a parent before its children."""
-        return [process for process in psutil.Process().children(recursive=True) if self.name in process.name()]
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # one that serves a connection ends with it
+                if self.name in process.name():
+                    found.append(process)
+        return found

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -105,8 +105,9 @@ def a_server() -> Iterator[DatabaseServer]:
 
         def end_connections() -> None:
             for process in server.processes():
-                if process.parent() != psutil.Process():
-                    process.terminate()
+                with suppress(psutil.NoSuchProcess):
+                    if process.parent() != psutil.Process():
+                        process.terminate()
 
         server = DatabaseServer(new_database(binaries, folder, "cache"), "postgres", end_connections)
         yield server

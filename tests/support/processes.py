@@ -1,13 +1,15 @@
-"""Cache node servers as processes of their own, for tests that kill them."""
+"""Cache node servers as processes of their own, for tests that kill them; and which processes are still there."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 _CODE = """
 import json, sys
@@ -15,6 +17,16 @@ from polarkv_dataplane.{role}.server import run_{role}
 from polarkv_dataplane.{role}.settings import {name}Settings
 run_{role}({name}Settings(**json.loads(sys.argv[1])))
 """
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Those that run. One may end at any time, also between two looks at it."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
 
 
 @contextmanager

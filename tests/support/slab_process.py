@@ -55,7 +55,10 @@ class SlabProcess:
 
     def _stopped(self) -> bool:
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
-        return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+        try:
+            return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+        except (FileNotFoundError, ProcessLookupError):  # a thread has just ended
+            return False
 
     def kill(self) -> None:
         """SIGKILL."""

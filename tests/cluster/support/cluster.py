@@ -111,8 +111,9 @@ class Cluster:
     def kill(self, program: str, node: int = 0) -> None:
         """End a program of a node at once; it starts again as it would after a crash."""
         for process in psutil.Process(_first_process(self.layout.number, node)).children():
-            if process.name() == program[:15]:
-                process.kill()
+            with suppress(psutil.NoSuchProcess):
+                if process.name() == program[:15]:
+                    process.kill()
 
 
 def up(images: Sequence[Path] = (), nodes: int = 1, *, detached: bool = False) -> Cluster:
