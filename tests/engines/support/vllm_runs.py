@@ -91,20 +91,6 @@ def evict_to_disk(world: World) -> int:
     return sum(1 for _ in world.entries())
 
 
-def forget(world: World, keys: Sequence[str] | None = None) -> None:
-    """Drop chunks from memory and disk (all, when none is named), and wait until they are gone."""
-
-    def left() -> list[str]:
-        return [entry["key"] for entry in world.entries() if keys is None or entry["key"] in keys]
-
-    def gone() -> bool:
-        if found := left():
-            world.evict([bytes.fromhex(key) for key in found], purge=True)
-        return not found
-
-    wait_until(gone, "chunks to be gone", 30)
-
-
 def damage(world: World) -> int:
     """Turn every payload in memory into other bytes, headers left as they are; how many."""
     # An offload that comes upon the damage takes the memory copy away before the engine is given it.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.support.engine_process import EngineProcess, Nursery
-from tests.engines.support.vllm_runs import CHUNK, Right, engine, evict_to_disk, forget, prompt, transfer
+from tests.engines.support.vllm_runs import CHUNK, Right, engine, evict_to_disk, prompt, transfer
 from tests.local.support.world import World
 from tests.support.waiting import wait_until
 
@@ -118,7 +118,7 @@ def test_two_ranks_store_apart_and_load_together(
         def up_to_the_hole() -> bool:
             """One rank's part of one chunk is lost: no rank uses the chunk, nor what follows it."""
             ranks.call("reset")
-            forget(world, [second_rank[3]])
+            world.forget([bytes.fromhex(second_rank[3])])
             partly = cold(ranks)
             assert partly["tokens"] == right_tokens
             return bool(partly["cached"] == [LOADED[0], 3 * CHUNK])

@@ -19,7 +19,6 @@ from tests.engines.support.vllm_runs import (
     damage,
     engine,
     evict_to_disk,
-    forget,
     prompt,
     transfer,
 )
@@ -53,7 +52,7 @@ def loading(
     ahead = request.param == "async"
     vllm.call("open", **engine(models / "llama", **PIECES, kv_transfer_config=settings), ahead=ahead)
     yield request.param
-    forget(world)
+    world.forget()
 
 
 @pytest.fixture(autouse=True)
@@ -130,14 +129,14 @@ def test_every_eighth_chunk_missing(loading: str, vllm: EngineProcess, right: Ri
     ask(vllm, [EXACT])
     vllm.call("reset")
     keys = vllm.call("keys", prompt=EXACT)
-    forget(world, keys[7::8])
+    world.forget([bytes.fromhex(key) for key in keys[7::8]])
     answer = ask(vllm, [EXACT])
     assert answer["tokens"] == right.of([EXACT])
     assert answer["cached"] == [7 * CHUNK]
     # What was missing is there again.
     vllm.call("reset")
     assert set(keys) <= {entry["key"] for entry in world.entries()}
-    forget(world, keys[:1])
+    world.forget([bytes.fromhex(keys[0])])
     assert ask(vllm, [EXACT])["cached"] == [0]
 
 
@@ -157,7 +156,7 @@ def test_half_of_all_loads_fail(loading: str, vllm: EngineProcess, right: Right)
 def test_damaged_bytes_are_misses_and_would_change_the_tokens(
     loading: str, vllm: EngineProcess, right: Right, world: World
 ) -> None:
-    forget(world)
+    world.forget()
     ask(vllm, [LONG])
     vllm.call("reset")
     assert damage(world) == LONG_LOADED // CHUNK

@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +135,20 @@ class World:
 
         wait_until(copied, "the chunks to be on disk, too", within_s)
 
-    def forget(self, keys: list[bytes], within_s: float = 30.0) -> None:
-        """Drop chunks from memory and disk, and wait until they are gone: what is being copied goes later."""
-        wanted = {key.hex() for key in keys}
+    def forget(self, keys: Sequence[bytes] | None = None) -> None:
+        """Drop chunks (all, when none is named) from memory and disk, and wait until they are gone.
+
+        What is being copied goes later.
+        """
+        wanted = None if keys is None else {key.hex() for key in keys}
 
         def gone() -> bool:
-            self.evict(keys, purge=True)
-            return not any(entry["key"] in wanted for entry in self.entries())
+            found = [entry["key"] for entry in self.entries() if wanted is None or entry["key"] in wanted]
+            if found:
+                self.evict([bytes.fromhex(key) for key in found], purge=True)
+            return not found
 
-        wait_until(gone, "the chunks to be gone", within_s)
+        wait_until(gone, "the chunks to be gone")
 
     def leave_only_on_disk(self, client: SyncClient, keys: list[bytes], within_s: float = 30.0) -> None:
         """Have chunks copied to disk, and their memory copies dropped."""
